@@ -2,6 +2,8 @@
 
 import argparse
 
+from .values import option
+
 ALL = "all"
 MODELS = "models"
 FILES = {  # kind: its subfolder, and what our files in it are called
@@ -15,7 +17,5 @@ FILES = {  # kind: its subfolder, and what our files in it are called
 
 def cache_options(parser: argparse.ArgumentParser) -> None:
     kinds = (ALL, MODELS, *FILES)
-    parser.add_argument(
-        "--clean", nargs="?", const=ALL, choices=kinds, metavar="KIND", help=f"remove {', '.join(kinds)} [{ALL}]"
-    )
-    parser.add_argument("--yes", action="store_true", help="do not ask before models are removed")
+    option(parser, "--clean KIND", f"remove {', '.join(kinds)} [{ALL}]", nargs="?", const=ALL, choices=kinds)
+    option(parser, "--yes", "do not ask before models are removed")

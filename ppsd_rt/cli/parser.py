@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..printable import quoted
 from .commands import COMMANDS
 from .serve_options import front_options, server_options
-from .values import at_most, length, named, number, setting, whole
+from .values import at_most, group, length, named, number, option, setting, whole
 
 
 class Parser(argparse.ArgumentParser):
@@ -70,153 +70,114 @@ def _stages(text: str) -> int | tuple[int, ...]:
 
 
 def model_options(parser: Parser) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument(
-        "-m",
-        "--model",
-        type=named,
+    add = group(parser, "model")
+    add(
+        "-m --model NAME",
+        "a local folder, a .gguf file, a hub name (org/name), or the default model",
+        named,
         default="smollm2-135m",
-        metavar="NAME",
-        help="a local folder, a .gguf file, a hub name (org/name), or the default model",
     )
-    group.add_argument(
-        "--exit-head",
-        type=named,
-        default="auto",
-        metavar="HEAD",
-        help="a head's file; the folder or hub name of an EAGLE-3 head; auto: the one that ships for this model; "
+    add(
+        "--exit-head HEAD",
+        "a head's file; the folder or hub name of an EAGLE-3 head; auto: the one that ships for this model; "
         "norm:E: the model's own norm and LM head after layer E; none",
-    )
-    group = parser.add_argument_group("machine")
-    group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
-    group.add_argument(
-        "--device", default="auto", help="auto, cpu, cuda, cuda:N, or several GPUs with some layers each: cuda:0,cuda:1"
-    )
-    group.add_argument(
-        "--dtype",
+        named,
         default="auto",
-        help="auto, float32, bfloat16, int8 and int4 (cpu, cuda), fp8 (cuda), float16 (torch)",
     )
-    group.add_argument(
+    add = group(parser, "machine")
+    add("--backend", "auto, cpu (C++), cuda (Triton, captured) or torch", default="auto")
+    add("--device", "auto, cpu, cuda, cuda:N, or several GPUs with some layers each: cuda:0,cuda:1", default="auto")
+    add("--dtype", "auto, float32, bfloat16, int8 and int4 (cpu, cuda), fp8 (cuda), float16 (torch)", default="auto")
+    add(
         "--kv-dtype",
+        "of the KV cache (cpu): auto (as the weights; int4: int8), float32, bfloat16, int8",
         default="auto",
-        help="of the KV cache (cpu): auto (as the weights; int4: int8), float32, bfloat16, int8",
     )
-    group.add_argument(
-        "--kv-memory", metavar="SIZE", help="for the KV caches of all answers (cpu), such as 4G [half of what is spare]"
+    add("--kv-memory SIZE", "for the KV caches of all answers (cpu), such as 4G [half of what is spare]")
+    add(
+        "--threads N",
+        "CPU threads [one for each physical core, at most 16; fewer in a container that grants less]",
+        whole,
     )
-    group.add_argument(
-        "--threads",
-        type=whole,
-        metavar="N",
-        help="CPU threads [one for each physical core, at most 16; fewer in a container that grants less]",
-    )
-    group.add_argument(
-        "--template-set",
-        type=setting,
+    add(
+        "--template-set NAME=JSON",
+        "a variable of the chat template, such as enable_thinking=false; `ppsd-run info` lists them",
+        setting,
         action="append",
         default=[],
-        metavar="NAME=JSON",
-        help="a variable of the chat template, such as enable_thinking=false; `ppsd-run info` lists them",
     )
-    group.add_argument(
-        "--stages",
-        type=_stages,
-        default=1,
-        metavar="N",
-        help="cut verification into N stages (cpu, cuda); over ranks or several devices A,B,...: layers for each of "
+    add(
+        "--stages N",
+        "cut verification into N stages (cpu, cuda); over ranks or several devices A,B,...: layers for each of "
         "them, else as is best",
+        _stages,
+        default=1,
     )
-    group = parser.add_argument_group("ranks (torchrun --nproc-per-node N -m ppsd_rt ...)")
-    group.add_argument("--rank-timeout", type=number, default=20.0, metavar="S", help="a rank silent so long is lost")
-    group.add_argument(
-        "--link-ms", type=number, default=0.0, metavar="T", help="delay every message, to try it out [0]"
-    )
+    add = group(parser, "ranks (torchrun --nproc-per-node N -m ppsd_rt ...)")
+    add("--rank-timeout S", "a rank silent so long is lost", number, default=20.0)
+    add("--link-ms T", "delay every message, to try it out [0]", number, default=0.0)
 
 
 def schedule_options(parser: Parser, default: str = "auto") -> None:
     from ..pipeline.schedule import NAMES  # with numpy, which `ppsd-run --version` does not need
     from ..pipeline.stop_rules import STOP_RULES
 
-    group = parser.add_argument_group("schedule (changes the speed, never the answer)")
-    group.add_argument(
-        "--schedule",
-        metavar="NAME",
-        default=default,
-        help=f"{', '.join(NAMES)}, with changes as in eesd:length=4,stop_rule=confidence=0.5 or lookup:lookup=2; stop "
+    add = group(parser, "schedule (changes the speed, never the answer)")
+    add(
+        "--schedule NAME",
+        f"{', '.join(NAMES)}, with changes as in eesd:length=4,stop_rule=confidence=0.5 or lookup:lookup=2; stop "
         f"rules: {', '.join(STOP_RULES)}; auto is the best on this machine, plain decoding included",
+        default=default,
     )
 
 
 def sampling_options(parser: Parser, max_tokens: int | None = None) -> None:
-    group = parser.add_argument_group("sampling")
-    group.add_argument(
-        "-n",
-        "--max-tokens",
-        type=length,
+    add = group(parser, "sampling")
+    add(
+        "-n --max-tokens N",
+        "end after N tokens; -1 or inf: at the end of the context" + " [-1]" * (max_tokens is None),
+        length,
         default=max_tokens,
-        metavar="N",
-        help="end after N tokens; -1 or inf: at the end of the context" + " [-1]" * (max_tokens is None),
     )
-    group.add_argument("-t", "--temperature", type=number, default=0.0, metavar="T", help="0 is greedy [0]")
-    group.add_argument("--top-k", type=whole, default=0, metavar="K", help="keep the K most likely tokens; 0: all [0]")
-    group.add_argument("--top-p", type=number, default=1.0, metavar="P", help="keep the likeliest with probability P")
-    group.add_argument("--min-p", type=number, default=0.0, metavar="P", help="keep those with P x the best's [0]")
-    group.add_argument("--repetition-penalty", type=number, default=1.0, metavar="R", help="above 1: repeat less")
-    group.add_argument(
-        "--presence-penalty", type=number, default=0.0, metavar="R", help="off logits of ids answered [0]"
-    )
-    group.add_argument("--frequency-penalty", type=number, default=0.0, metavar="R", help="the same, each time [0]")
-    group.add_argument(
-        "--seed", type=whole, metavar="S", help="same seed, same answer [drawn for every answer; --json shows it]"
-    )
-    group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times"
-    )
+    add("-t --temperature T", "0 is greedy [0]", number, default=0.0)
+    add("--top-k K", "keep the K most likely tokens; 0: all [0]", whole, default=0)
+    add("--top-p P", "keep the likeliest with probability P", number, default=1.0)
+    add("--min-p P", "keep those with P x the best's [0]", number, default=0.0)
+    add("--repetition-penalty R", "above 1: repeat less", number, default=1.0)
+    add("--presence-penalty R", "off logits of ids answered [0]", number, default=0.0)
+    add("--frequency-penalty R", "the same, each time [0]", number, default=0.0)
+    add("--seed S", "same seed, same answer [drawn for every answer; --json shows it]", whole)
+    add("--stop TEXT", "end before this text; may be given several times", action="append", default=[])
 
 
 def generate_options(parser: Parser) -> None:
     parser.add_argument("prompt", nargs="?", help="the prompt; what is piped into the command follows it")
-    group = parser.add_argument_group("input and output")
-    group.add_argument(
-        "-f",
-        "--file",
+    add = group(parser, "input and output")
+    add(
+        "-f --file FILE",
+        "a text that follows the prompt; may be given several times",
+        named,
         action="append",
         default=[],
-        type=named,
-        metavar="FILE",
-        help="a text that follows the prompt; may be given several times",
     )
-    group.add_argument(
-        "--prompts",
-        type=named,
-        metavar="FILE",
-        help='answer each line: a text, {"prompt": ...} or {"messages": [...]}, both with "id" if wanted; files of '
+    add(
+        "--prompts FILE",
+        'answer each line: a text, {"prompt": ...} or {"messages": [...]}, both with "id" if wanted; files of '
         "HumanEval, GSM8K, MT-Bench, XSum, CNN/DM and WMT too; -: standard input",
+        named,
     )
-    group.add_argument("--chat", action="store_true", help="a conversation; from a pipe each line is a turn")
-    group.add_argument("--system", metavar="TEXT", help="system message [the model's own]")
-    group.add_argument("--raw", action="store_true", help="do not apply the chat template")
-    group.add_argument("--plain", action="store_true", help="on a terminal: the text as it is, Markdown not rendered")
-    group.add_argument("--json", action="store_true", help="print one JSON object per answer")
-    group.add_argument(
-        "--grammar",
-        metavar="G",
-        help="what the answer must be: json, schema=FILE or {...}, regex=PATTERN or lark=FILE",
-    )
-    group.add_argument(
-        "--logprobs",
-        type=whole,
-        metavar="N",
-        help="with --json: log-probabilities of the tokens and of the N likeliest",
-    )
-    group.add_argument("--show-drafts", action="store_true", help="colour drafted, accepted and corrected tokens")
-    group.add_argument(
-        "--trace", type=named, metavar="FILE", help="write a timeline of the stages, for ui.perfetto.dev"
-    )
-    group.add_argument("-q", "--quiet", action="store_true", help="no statistics and no notes: the answer, and errors")
-    group.add_argument("--compare", action="store_true", help="also decode plainly, and print how much faster this was")
-    group.add_argument("--explain", action="store_true", help="print what auto predicted and what it measured")
+    add("--chat", "a conversation; from a pipe each line is a turn")
+    add("--system TEXT", "system message [the model's own]")
+    add("--raw", "do not apply the chat template")
+    add("--plain", "on a terminal: the text as it is, Markdown not rendered")
+    add("--json", "print one JSON object per answer")
+    add("--grammar G", "what the answer must be: json, schema=FILE or {...}, regex=PATTERN or lark=FILE")
+    add("--logprobs N", "with --json: log-probabilities of the tokens and of the N likeliest", whole)
+    add("--show-drafts", "colour drafted, accepted and corrected tokens")
+    add("--trace FILE", "write a timeline of the stages, for ui.perfetto.dev", named)
+    add("-q --quiet", "no statistics and no notes: the answer, and errors")
+    add("--compare", "also decode plainly, and print how much faster this was")
+    add("--explain", "print what auto predicted and what it measured")
     sampling_options(parser)
     schedule_options(parser)
     _keep_option(parser)
@@ -236,12 +197,12 @@ def engine_options(parser: Parser) -> None:
 
 
 def list_options(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON object for each model")
+    option(parser, "--json", "print one JSON object for each model")
 
 
 def rm_options(parser: Parser) -> None:
     parser.add_argument("model", help="as `ppsd-run list` names it")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    option(parser, "--yes", "do not ask")
 
 
 def pull_options(parser: Parser) -> None:
@@ -251,118 +212,85 @@ def pull_options(parser: Parser) -> None:
 def convert_options(parser: Parser) -> None:
     parser.add_argument("source", metavar="IN.gguf")
     parser.add_argument("target", metavar="FOLDER", help="must not exist yet, or be empty")
-    parser.add_argument("--dtype", default="float32", help="of the weights: float32, bfloat16 or float16")
+    option(parser, "--dtype", "of the weights: float32, bfloat16 or float16", default="float32")
 
 
 def distill_options(parser: Parser) -> None:
-    group = parser.add_argument_group("what to train")
-    group.add_argument(
-        "--exit-layer",
-        metavar="E[,E...]",
-        help="one head for each, in one pass; 0: on the embeddings [a tenth of the layers: 3 for the default model]",
+    add = group(parser, "what to train")
+    add(
+        "--exit-layer E[,E...]",
+        "one head for each, in one pass; 0: on the embeddings [a tenth of the layers: 3 for the default model]",
     )
     kinds = "one head of each, in the same pass: feedback, layer, two-layer, adapter; ngram: only count, in minutes"
-    group.add_argument("--kind", default="feedback", metavar="KIND[,KIND...]", help=kinds)
-    group.add_argument(
-        "--begin",
-        type=named,
-        metavar="HEAD",
-        help="a head to go on from; none: the model's last layers [with --prompts the head that ships, else none]",
+    add("--kind KIND[,KIND...]", kinds, default="feedback")
+    add(
+        "--begin HEAD",
+        "a head to go on from; none: the model's last layers [with --prompts the head that ships, else none]",
+        named,
     )
-    group.add_argument("--draft-vocabulary", default="4096", metavar="N[,N...]", help="most frequent ids; 0: all")
-    group.add_argument(
-        "--intermediate-size",
-        type=whole,
-        metavar="N",
-        help="neurons of its MLP; 0: as the model [by its width]",
-    )
-    group.add_argument(
-        "--feedback-rank", type=whole, metavar="R", help="of its feedback matrices; 0: full [by the same]"
-    )
-    group.add_argument(
-        "--out",
-        type=named,
-        required=True,
-        metavar="FILE.safetensors",
-        help="several heads: FILE[-KIND][-E][-vN].safetensors",
-    )
-    group = parser.add_argument_group("data and training")
-    group.add_argument(
-        "--prompts",
-        type=named,
-        metavar="FILE",
-        help="prompts like those that the head is for, one a line or as JSON lines: the model answers them too, and a "
+    add("--draft-vocabulary N[,N...]", "most frequent ids; 0: all", default="4096")
+    add("--intermediate-size N", "neurons of its MLP; 0: as the model [by its width]", whole)
+    add("--feedback-rank R", "of its feedback matrices; 0: full [by the same]", whole)
+    add("--out FILE.safetensors", "several heads: FILE[-KIND][-E][-vN].safetensors", named, required=True)
+    add = group(parser, "data and training")
+    add(
+        "--prompts FILE",
+        "prompts like those that the head is for, one a line or as JSON lines: the model answers them too, and a "
         "tenth of them judges the head",
+        named,
     )
-    group.add_argument(
-        "--prompts-share", type=number, default=0.5, metavar="S", help="of the texts that answer --prompts [0.5]"
+    add("--prompts-share S", "of the texts that answer --prompts [0.5]", number, default=0.5)
+    add(
+        "--tokens N",
+        "to sample from the model; rounded up to whole shards, 1024 for each slot [2000000]",
+        at_most(10**10),
     )
-    group.add_argument(
-        "--tokens",
-        type=at_most(10**10),
-        metavar="N",
-        help="to sample from the model; rounded up to whole shards, 1024 for each slot [2000000]",
+    add("--hours H", "as many tokens as can be sampled and trained on in H hours", number)
+    add(
+        "--slots N", "texts sampled side by side; CPU: at most 64 [64; as many as a GPU's memory holds]", at_most(10**5)
     )
-    group.add_argument(
-        "--hours", type=number, metavar="H", help="as many tokens as can be sampled and trained on in H hours"
-    )
-    group.add_argument(
-        "--slots",
-        type=at_most(10**5),
-        metavar="N",
-        help="texts sampled side by side; CPU: at most 64 [64; as many as a GPU's memory holds]",
-    )
-    group.add_argument("--epochs", type=at_most(10**4), default=3, metavar="N", help="passes over the sampled text")
-    group.add_argument("--batch-tokens", type=whole, default=4096, metavar="N", help="answer tokens per step")
-    group.add_argument(
-        "--learning-rate", type=number, metavar="LR", help="at its highest [by the model's width; 0.005 for 576]"
-    )
-    group.add_argument("--seed", type=whole, default=0, metavar="S", help="same seed, same head [0]")
-    group.add_argument(
-        "--judged-by", type=named, metavar="FILE", help="prompts to keep out of the text [the development prompts]"
-    )
-    group.add_argument("--work", type=named, metavar="FOLDER", help="sampled text, checkpoints and log [beside --out]")
-    group.add_argument(
-        "--text", type=named, metavar="FOLDER", help="sampled text that several runs share [the --work folder]"
-    )
-    group.add_argument("--resume", action="store_true", help="go on with what the work folder holds")
-    group = parser.add_argument_group("model and machine")
-    group.add_argument("-m", "--model", type=named, default="smollm2-135m", metavar="NAME", help="as for generating")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    group.add_argument("--dtype", default="auto", help="of the frozen model and of matrix products")
-    group.add_argument("--threads", type=whole, metavar="N", help="CPU threads [as many as torch chooses]")
+    add("--epochs N", "passes over the sampled text", at_most(10**4), default=3)
+    add("--batch-tokens N", "answer tokens per step", whole, default=4096)
+    add("--learning-rate LR", "at its highest [by the model's width; 0.005 for 576]", number)
+    add("--seed S", "same seed, same head [0]", whole, default=0)
+    add("--judged-by FILE", "prompts to keep out of the text [the development prompts]", named)
+    add("--work FOLDER", "sampled text, checkpoints and log [beside --out]", named)
+    add("--text FOLDER", "sampled text that several runs share [the --work folder]", named)
+    add("--resume", "go on with what the work folder holds")
+    add = group(parser, "model and machine")
+    add("-m --model NAME", "as for generating", named, default="smollm2-135m")
+    add("--device", "auto, cpu, cuda or cuda:N", default="auto")
+    add("--dtype", "of the frozen model and of matrix products", default="auto")
+    add("--threads N", "CPU threads [as many as torch chooses]", whole)
 
 
 def learn_options(parser: Parser) -> None:
     parser.add_argument("folder", metavar="FOLDER", type=named, help="of --learn")
     one = parser.add_mutually_exclusive_group()
-    one.add_argument("--status", action="store_true", help="what is kept, and what it has brought")
-    one.add_argument("--back", action="store_true", help="use the head before, also in a server that runs")
-    one.add_argument("--forget", action="store_true", help="delete all that was kept and learned")
-    one.add_argument("--background", type=whole, metavar="PID", help=argparse.SUPPRESS)  # of whom it ends with
-    parser.add_argument("--threads", type=whole, metavar="N", help="CPU threads [all cores]")
+    option(one, "--status", "what is kept, and what it has brought")
+    option(one, "--back", "use the head before, also in a server that runs")
+    option(one, "--forget", "delete all that was kept and learned")
+    option(one, "--background PID", argparse.SUPPRESS, whole)  # of whom it ends with
+    option(parser, "--threads N", "CPU threads [all cores]", whole)
 
 
 def _keep_option(parser: Parser) -> None:
-    group = parser.add_argument_group("learning")
-    group.add_argument(
-        "--learn",
-        type=named,
-        metavar="FOLDER",
-        help="keep ids of prompts and answers there, and learn a better exit head from them while idle [keep nothing]",
+    add = group(parser, "learning")
+    add(
+        "--learn FOLDER",
+        "keep ids of prompts and answers there, and learn a better exit head from them while idle [keep nothing]",
+        named,
     )
 
 
 def calibrate_options(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+    option(parser, "--json", "print it as one JSON object")
     model_options(parser)
 
 
 def info_options(parser: Parser) -> None:
     calibrate_options(parser)
-    parser.add_argument(
-        "--learn", type=named, metavar="FOLDER", help="also what is kept there, and what it has brought"
-    )
+    option(parser, "--learn FOLDER", "also what is kept there, and what it has brought", named)
 
 
 SHELLS = ("bash", "zsh", "fish")
@@ -446,8 +374,8 @@ def _build(name: str) -> Parser:
     )
     if default:
         parser.add_argument("--version", action="version", version=f"ppsd-rt {__version__}")
-        parser.add_argument(
-            "--completion", choices=SHELLS, help="print what completes commands and options in this shell, and end"
+        option(
+            parser, "--completion", "print what completes commands and options in this shell, and end", choices=SHELLS
         )
     command.options()(parser)
     return parser

@@ -2,72 +2,51 @@
 
 import argparse
 
-from .values import address, at_most, named, positive, seconds, whole
+from .values import Add, address, at_most, group, named, positive, seconds, whole
 
 
 def server_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
-    group.add_argument("--host", type=named, default="127.0.0.1", help="address to listen on; 0.0.0.0: all of them")
-    group.add_argument("--port", type=whole, default=8000, metavar="N", help="0: any that is free")
-    group.add_argument("--model-name", type=named, metavar="NAME", help="what clients call the model [--model]")
-    group.add_argument(
-        "--api-key", type=named, metavar="KEY", help="that clients must bring [the variable PPSD_API_KEY; else none]"
-    )
-    group.add_argument(
-        "--cors",
-        type=named,
+    add = group(parser, "server")
+    add("--host", "address to listen on; 0.0.0.0: all of them", named, default="127.0.0.1")
+    add("--port N", "0: any that is free", whole, default=8000)
+    add("--model-name NAME", "what clients call the model [--model]", named)
+    add("--api-key KEY", "that clients must bring [the variable PPSD_API_KEY; else none]", named)
+    add(
+        "--cors ORIGIN",
+        "whose pages may ask, such as http://localhost:3000; * is all; may be repeated",
+        named,
         action="append",
         default=[],
-        metavar="ORIGIN",
-        help="whose pages may ask, such as http://localhost:3000; * is all; may be repeated",
     )
-    group.add_argument("--strict", action="store_true", help="refuse unknown fields, as OpenAI does")
-    group.add_argument(
-        "--plain-contents",
-        action="store_true",
-        help="special tokens in messages are text, so that a user cannot end a turn [they are tokens]",
-    )
-    group.add_argument(
+    add("--strict", "refuse unknown fields, as OpenAI does")
+    add("--plain-contents", "special tokens in messages are text, so that a user cannot end a turn [they are tokens]")
+    add(
         "--memory",
+        "whose earlier answers make new ones faster: those of the same `user`, everybody's, nobody's [own]",
         choices=("own", "shared", "off"),
         default="own",
-        help="whose earlier answers make new ones faster: those of the same `user`, everybody's, nobody's [own]",
     )
-    group = parser.add_argument_group("an engine that may be lost (answers go on with the same tokens)")
-    group.add_argument(
-        "--restarts", type=whole, metavar="N", help="decode in a child process, started again up to N times"
-    )
-    group.add_argument(
-        "--engines", type=address, metavar="[HOST:]PORT", help="others start engines, which come here: ppsd-run engine"
-    )
-    _silence(group)
-    group = parser.add_argument_group("limits")
-    group.add_argument(
-        "--queue", type=at_most(10**6), metavar="N", help="answers that may wait [by memory, at least 256]"
-    )
-    group.add_argument(
-        "--keep-alive", type=seconds, default=75.0, metavar="S", help="seconds that an idle connection stays open"
-    )
-    group.add_argument("--max-prompt", type=positive, metavar="N", help="tokens of a prompt [what the context holds]")
-    group.add_argument("--max-answer", type=positive, metavar="N", help="tokens of an answer [what the context holds]")
-    group.add_argument("--max-body", type=positive, default=4 << 20, metavar="N", help="bytes of a request")
-    group.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds for a request")
-    group.add_argument(
-        "--grace", type=seconds, default=10.0, metavar="S", help="seconds that answers have to end in after SIGTERM"
-    )
+    add = group(parser, "an engine that may be lost (answers go on with the same tokens)")
+    add("--restarts N", "decode in a child process, started again up to N times", whole)
+    add("--engines [HOST:]PORT", "others start engines, which come here: ppsd-run engine", address)
+    _silence(add)
+    add = group(parser, "limits")
+    add("--queue N", "answers that may wait [by memory, at least 256]", at_most(10**6))
+    add("--keep-alive S", "seconds that an idle connection stays open", seconds, default=75.0)
+    add("--max-prompt N", "tokens of a prompt [what the context holds]", positive)
+    add("--max-answer N", "tokens of an answer [what the context holds]", positive)
+    add("--max-body N", "bytes of a request", positive, default=4 << 20)
+    add("--timeout S", "seconds for a request", seconds, default=600.0)
+    add("--grace S", "seconds that answers have to end in after SIGTERM", seconds, default=10.0)
 
 
 def front_options(parser: argparse.ArgumentParser) -> None:
     """Of `ppsd-run engine`."""
-    group = parser.add_argument_group("server")
-    group.add_argument(
-        "--front", type=address, required=True, metavar="HOST:PORT", help="where `ppsd-run serve --engines` listens"
-    )
-    group.add_argument("--once", action="store_true", help="end with the server [it may come back]")
-    _silence(group)
+    add = group(parser, "server")
+    add("--front HOST:PORT", "where `ppsd-run serve --engines` listens", address, required=True)
+    add("--once", "end with the server [it may come back]")
+    _silence(add)
 
 
-def _silence(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--engine-timeout", type=seconds, default=10.0, metavar="S", help="an engine or a server silent so long is lost"
-    )
+def _silence(add: Add) -> None:
+    add("--engine-timeout S", "an engine or a server silent so long is lost", seconds, default=10.0)

@@ -1,14 +1,33 @@
-"""What options take, for argparse: numbers, names of files."""
+"""Options, and what they take, for argparse: numbers, names of files."""
 
 import json
 import math
-from argparse import ArgumentTypeError
+from argparse import ArgumentTypeError, _ActionsContainer
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ..printable import quoted
 
 _MOST_DIGITS = 100  # more than any number here has; Python itself refuses 4301 in words of its own
+
+
+Add = Callable[..., None]  # `option`, into a group
+
+
+def option(to: _ActionsContainer, words: str, help: str, type: Callable[[str], Any] | None = None, **more: Any) -> None:
+    """words: such as `-n --max-tokens N`. Without a value (N, a type, a default, choices) it is a flag."""
+    flags = [word for word in words.split() if word.startswith("-")]
+    metavar = words.split()[len(flags) :]
+    if metavar or type is not None:
+        more |= {"type": type, "metavar": metavar[0] if metavar else None}
+    elif not more:
+        more["action"] = "store_true"
+    to.add_argument(*flags, help=help, **more)
+
+
+def group(parser: _ActionsContainer, title: str) -> Add:
+    return partial(option, parser.add_argument_group(title))
 
 
 def named(text: str) -> str:

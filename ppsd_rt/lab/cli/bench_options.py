@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
-from ...cli.values import named, number, positive, probability, whole
+from ...cli.values import Add, group, named, number, positive, probability, whole
 from ...printable import quoted
 
 Item = TypeVar("Item")
@@ -63,120 +63,105 @@ def bench_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _kernel_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to measure (lists: every combination)")
+    add = group(parser, "what to measure (lists: every combination)")
     numbers = list_of(positive)
-    group.add_argument("--kernels", type=words, default=[], metavar="A,B,...", help="qkv, lm_head, ... [all]")
-    group.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16], metavar="N,N,...", help="[1,2,4,8,16]")
-    group.add_argument("--isa", type=words, default=[], metavar="A,B,...", help="instruction sets, or all [the best]")
-    group.add_argument("--device", default="cpu", help="cpu, or cuda or cuda:N: the Triton kernels on a GPU [cpu]")
-    group.add_argument("--context", type=positive, default=256, metavar="N", help="rows in the KV cache")
-    group.add_argument("--dtype", type=words, default=["auto"], metavar="A,B,...", help="number formats [auto]")
+    add("--kernels A,B,...", "qkv, lm_head, ... [all]", words, default=[])
+    add("--rows N,N,...", "[1,2,4,8,16]", numbers, default=[1, 2, 4, 8, 16])
+    add("--isa A,B,...", "instruction sets, or all [the best]", words, default=[])
+    add("--device", "cpu, or cuda or cuda:N: the Triton kernels on a GPU [cpu]", default="cpu")
+    add("--context N", "rows in the KV cache", positive, default=256)
+    add("--dtype A,B,...", "number formats [auto]", words, default=["auto"])
 
 
 def _generation_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to measure (lists: every combination)")
+    add = group(parser, "what to measure (lists: every combination)")
     numbers = list_of(positive)
-    group.add_argument(
-        "-p", "--prompt-tokens", type=numbers, metavar="N,N,...", help="lengths of a made-up prompt [64]"
-    )
-    group.add_argument(
-        "--prompts",
-        type=named,
+    add("-p --prompt-tokens N,N,...", "lengths of a made-up prompt [64]", numbers)
+    add(
+        "--prompts FILE",
+        "answer a file of prompts instead, up to the end of the text [the 34 development prompts]",
+        named,
         nargs="?",
         const=True,
-        metavar="FILE",
-        help="answer a file of prompts instead, up to the end of the text [the 34 development prompts]",
     )
-    group.add_argument("--limit", type=positive, metavar="N", help="only the first N prompts of each family [all]")
-    group.add_argument("-n", "--max-tokens", type=numbers, default=[128], metavar="N,N,...", help="per answer [128]")
-    group.add_argument(
-        "--schedule",
+    add("--limit N", "only the first N prompts of each family [all]", positive)
+    add("-n --max-tokens N,N,...", "per answer [128]", numbers, default=[128])
+    add(
+        "--schedule NAME",
+        "as for generating; may be given several times; plain is always measured [auto, with an exit head]",
         action="append",
-        metavar="NAME",
-        help="as for generating; may be given several times; plain is always measured [auto, with an exit head]",
     )
-    group.add_argument(
-        "--oracle",
-        type=list_of(acceptance),
+    add(
+        "--oracle P,P,...",
+        f"draft the right token with probability P instead; {_OFF}: the exit head's own drafts [{_OFF}]",
+        list_of(acceptance),
         default=[None],
-        metavar="P,P,...",
-        help=f"draft the right token with probability P instead; {_OFF}: the exit head's own drafts [{_OFF}]",
     )
-    group.add_argument("--dtype", type=words, default=["auto"], metavar="A,B,...", help="number formats [auto]")
-    kv_option(group)
-    group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    group.add_argument("--temperature", type=number, default=0.0, metavar="T", help="0 is greedy [0]")
-    group.add_argument("--seed", type=whole, default=0, metavar="S", help="of the sampling [0]")
+    add("--dtype A,B,...", "number formats [auto]", words, default=["auto"])
+    kv_option(add)
+    add("--backend", "auto, cpu (C++), cuda (Triton, captured) or torch", default="auto")
+    add("--device", "auto, cpu, cuda or cuda:N", default="auto")
+    add("--temperature T", "0 is greedy [0]", number, default=0.0)
+    add("--seed S", "of the sampling [0]", whole, default=0)
 
 
-def kv_option(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--kv-dtype", type=words, default=["auto"], metavar="A,B,...", help="of the KV cache, with each of these [auto]"
-    )
+def kv_option(add: Add) -> None:
+    add("--kv-dtype A,B,...", "of the KV cache, with each of these [auto]", words, default=["auto"])
 
 
 def _model_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model and machine")
-    group.add_argument("-m", "--model", type=named, default="smollm2-135m", metavar="NAME", help="as for generating")
-    group.add_argument("--exit-head", type=named, default="auto", metavar="HEAD", help="as for generating")
-    group.add_argument(
-        "-t", "--threads", type=list_of(positive), metavar="N,N,...", help="CPU threads [one for each core]"
-    )
+    add = group(parser, "model and machine")
+    add("-m --model NAME", "as for generating", named, default="smollm2-135m")
+    add("--exit-head HEAD", "as for generating", named, default="auto")
+    add("-t --threads N,N,...", "CPU threads [one for each core]", list_of(positive))
 
 
 def _output_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("output")
-    group.add_argument("-r", "--repeats", type=positive, default=5, metavar="N", help="of every case")
-    format_option(group)
+    add = group(parser, "output")
+    add("-r --repeats N", "of every case", positive, default=5)
+    format_option(add)
 
 
-def format_option(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "-o",
-        "--output",
+def format_option(add: Add) -> None:
+    add(
+        "-o --output",
+        "table, md, csv, json (one object with everything) or jsonl (a row a line, then the summary)",
         choices=("table", "md", "csv", "json", "jsonl"),
         default="table",
-        help="table, md, csv, json (one object with everything) or jsonl (a row a line, then the summary)",
     )
-    group.add_argument("--save", type=named, metavar="FILE", help="write everything, as with -o json, into a file")
+    add("--save FILE", "write everything, as with -o json, into a file", named)
 
 
 def heads_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("heads", nargs="+", metavar="HEAD", help="files, or as for --exit-head: auto, norm:E")
-    group = parser.add_argument_group("what to measure")
-    group.add_argument("--prompts", type=named, metavar="FILE", help="as for generating [the 34 development prompts]")
-    group.add_argument("--limit", type=positive, metavar="N", help="only the first N prompts of each family [all]")
-    group.add_argument("-n", "--max-tokens", type=positive, default=256, metavar="N", help="tokens per answer [256]")
-    group.add_argument("--length", type=positive, default=6, metavar="K", help="drafts in a round, at most 15 [6]")
-    group.add_argument(
-        "--plot", type=named, metavar="FILE", help="acceptance against cost, with lines of equal speed; .svg or .png"
-    )
-    group = parser.add_argument_group("model and machine")
-    group.add_argument("-m", "--model", type=named, default="smollm2-135m", metavar="NAME", help="as for generating")
-    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 or int4")
-    group.add_argument("--threads", type=positive, metavar="N", help="CPU threads [one for each core]")
-    format_option(parser.add_argument_group("output"))
+    add = group(parser, "what to measure")
+    add("--prompts FILE", "as for generating [the 34 development prompts]", named)
+    add("--limit N", "only the first N prompts of each family [all]", positive)
+    add("-n --max-tokens N", "tokens per answer [256]", positive, default=256)
+    add("--length K", "drafts in a round, at most 15 [6]", positive, default=6)
+    add("--plot FILE", "acceptance against cost, with lines of equal speed; .svg or .png", named)
+    add = group(parser, "model and machine")
+    add("-m --model NAME", "as for generating", named, default="smollm2-135m")
+    add("--dtype", "auto, float32, bfloat16, int8 or int4", default="auto")
+    add("--threads N", "CPU threads [one for each core]", positive)
+    format_option(group(parser, "output"))
 
 
 def eval_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to measure")
-    group.add_argument(
-        "--dtype",
-        type=words,
+    add = group(parser, "what to measure")
+    add(
+        "--dtype A,B,...",
+        "number formats, each as FORMAT or BACKEND:FORMAT [bfloat16,int8,int4]",
+        words,
         default=["bfloat16", "int8", "int4"],
-        metavar="A,B,...",
-        help="number formats, each as FORMAT or BACKEND:FORMAT [bfloat16,int8,int4]",
     )
-    kv_option(group)
-    group.add_argument("--against", default="float32", metavar="FORMAT", help="what is taken for right")
-    group.add_argument(
-        "--text", type=named, metavar="FILE", help="a text of some thousand tokens [the one that comes with it]"
-    )
-    group.add_argument("--window", type=positive, default=512, metavar="N", help="tokens that the model sees at a time")
-    group = parser.add_argument_group("model and machine")
-    group.add_argument("-m", "--model", type=named, default="smollm2-135m", metavar="NAME", help="as for generating")
-    group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    group.add_argument("--threads", type=positive, metavar="N", help="CPU threads [one for each core]")
-    format_option(parser.add_argument_group("output"))
+    kv_option(add)
+    add("--against FORMAT", "what is taken for right", default="float32")
+    add("--text FILE", "a text of some thousand tokens [the one that comes with it]", named)
+    add("--window N", "tokens that the model sees at a time", positive, default=512)
+    add = group(parser, "model and machine")
+    add("-m --model NAME", "as for generating", named, default="smollm2-135m")
+    add("--backend", "auto, cpu (C++), cuda (Triton, captured) or torch", default="auto")
+    add("--device", "auto, cpu, cuda or cuda:N", default="auto")
+    add("--threads N", "CPU threads [one for each core]", positive)
+    format_option(group(parser, "output"))
