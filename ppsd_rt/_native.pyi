@@ -201,9 +201,6 @@ class Loop:
     def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int:
         """Over ranks: words of a pass that is to leave, once there is one; 0: none so far."""
 
-    def dwell(self, seconds: Sequence[float], draw: float) -> None:
-        """For benchmarks: what passes over 1, 2, ... rows take, and a draft."""
-
     def land(self, verdict: npt.NDArray[np.int32]) -> None:
         """Over ranks: what came back from the last one. From another thread than `work`."""
 
@@ -569,7 +566,6 @@ class Station:
         taps: Sequence[int] = (),
     ) -> None: ...
     blocks: Final[int]
-    def dwell(self, seconds: Sequence[float]) -> None: ...
     def pin(self) -> None: ...
     def time_pass(self, rows: int, context: int) -> float: ...
     def post(self, message: npt.NDArray[np.int32]) -> None: ...

@@ -82,6 +82,10 @@ class Cancellation:
             cancel()
 
 
+# (prompt, params, schedule, limits, options, cancellation) of an answer
+Asked = tuple[Sequence[int], SamplingParams, Schedule | Auto, Limits, RunOptions, Cancellation]
+
+
 class Backend(Protocol):
     """One model, one exit head or none. The engine sees to it that no more than `concurrency` answers are begun."""
 
@@ -122,15 +126,7 @@ class Backend(Protocol):
         successors: what usually follows, as of HeadFile, to begin with.
         """
 
-    def rounds(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        schedule: Schedule | Auto,
-        limits: Limits,
-        options: RunOptions,
-        cancellation: Cancellation,
-    ) -> Generator[Round | Drafted, None, None]:
+    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
         """Decode one answer. What takes longer than a round is told of the cancellation; the caller looks at it between
         rounds, and closes the generator.
         """

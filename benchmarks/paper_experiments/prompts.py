@@ -39,25 +39,19 @@ def large() -> Engine:
 
 
 def parts(quick: bool) -> Parts:
-    return {
-        f"{name}, T = {temperature:g}, {first + 1} to {first + AT_ONCE}": partial(
-            measured, small, file, temperature, first, AT_ONCE
-        )
-        for first in range(0, AT_ONCE if quick else EVERY, AT_ONCE)
-        for name, file in FILES.items()
-        for temperature in TEMPERATURES
-    }
+    return _parts(small, AT_ONCE if quick else EVERY, AT_ONCE)
 
 
 def parts_large(quick: bool) -> Parts:
-    many = 1 if quick else AT_ONCE_LARGE
+    return _parts(large, 1, 1) if quick else _parts(large, EVERY_LARGE, AT_ONCE_LARGE)
+
+
+def _parts(engine: Callable[[], Engine], last: int, many: int) -> Parts:
     return {
-        f"{name}, T = {temperature:g}, {first + 1} to {first + many}": partial(
-            measured, large, file, temperature, first, many
-        )
-        for first in range(0, many if quick else EVERY_LARGE, many)
+        f"{name}, T = {t:g}, {first + 1} to {first + many}": partial(measured, engine, file, t, first, many)
+        for first in range(0, last, many)
         for name, file in FILES.items()
-        for temperature in TEMPERATURES
+        for t in TEMPERATURES
     }
 
 

@@ -150,8 +150,6 @@ void bind_decoding(py::module_& m) {
           },
           py::arg("verdict"))
       .def("forget_rows", [](PyLoop& loop) { loop.loop().forget_rows(); })
-      .def("dwell", [](PyLoop& loop, std::vector<double> seconds, double draw) { loop.loop().dwell(Dwell(std::move(seconds)), draw); },
-           py::arg("seconds"), py::arg("draw"))
       .def(
           "fail",
           [](PyLoop& loop, const std::string& line) {

@@ -259,8 +259,6 @@ void bind_ranks(py::module_& m) {
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("first"), py::arg("last"), py::arg("cores"), py::arg("threads"),
            py::arg("delay"), py::arg("kv_bytes") = 0, py::arg("taps") = std::vector<int>())
       .def_property_readonly("blocks", &CpuStation::blocks)
-      .def("dwell", [](CpuStation& station, std::vector<double> seconds) { station.passes().dwell(Dwell(std::move(seconds))); },
-           py::arg("seconds"))
       .def("pin", &CpuStation::pin)
       .def("time_pass", &CpuStation::time_pass, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 

@@ -70,7 +70,6 @@ PassStage::Answer& PassStage::answer(const PassPart& part) {
 }
 
 bool PassStage::run(Pass* pass, const Cancelled& cancelled, const Reserve& reserve, PassVerdict* verdict) {
-  const auto begun = std::chrono::steady_clock::now();
   change(*pass);
   if (pass->rows() == 0) return true;
   std::vector<std::vector<uint8_t*>> tables;
@@ -93,7 +92,7 @@ bool PassStage::run(Pass* pass, const Cancelled& cancelled, const Reserve& reser
   });
   if (done) add_taps(pass);
   if (done && head_ != nullptr) choose(*pass, verdict), verdict->tapped = std::move(pass->tapped);
-  return done && (!dwell_ || dwell_->until(begun, dwell_->of(pass->rows()), cancelled));
+  return done;
 }
 
 // What its rows are at the taps of these layers, beside those that they have brought along.

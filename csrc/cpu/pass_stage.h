@@ -7,7 +7,6 @@
 #include <optional>
 #include <vector>
 
-#include "../pipeline/dwell.h"
 #include "../decoding/blocks.h"
 #include "../decoding/pass.h"
 #include "stage.h"
@@ -37,7 +36,6 @@ class PassStage {
   // the way. Throws std::runtime_error for what rank 0 could not have meant.
   using Reserve = std::function<const float*(int rows)>;   // the table of rotations for texts so long
   bool run(Pass* pass, const Cancelled& cancelled, const Reserve& reserve, PassVerdict* verdict);
-  void dwell(Dwell dwell) { dwell_ = std::move(dwell); }   // for benchmarks: of its passes
 
  private:
   struct Answer {
@@ -63,7 +61,6 @@ class PassStage {
   std::map<int, Answer> answers_;
   int longest_ = 0;
   Masks masks_;
-  std::optional<Dwell> dwell_;
 };
 
 }  // namespace ppsd

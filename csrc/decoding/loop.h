@@ -78,7 +78,6 @@ class Loop {
   size_t work(int32_t* out, int milliseconds);
   bool over_ranks() const { return ranks_ != nullptr; }
   Chain& chain() { return *ranks_; }   // whose `land` another thread calls
-  void dwell(Dwell early, double draw) { passes_.dwell(std::move(early), draw); }
 
   // By one thread at a time. A round; false: there is nothing to do until something is added, cancelled or consumed.
   bool step();

@@ -76,15 +76,12 @@ void Passes::embed(const int* ids, int rows, float* x) {
 bool Passes::early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
                    const Cancelled& cancelled) {
   if (early_.size() == 0) return true;
-  const auto begun = std::chrono::steady_clock::now();
   early_.begin_pass(segments, siblings);
   bool done = true;
   team_->run([&](int member) {
     if (!early_.pass(*team_, member, rope_.data(), x, cancelled) && member == 0) done = false;
   });
-  int rows = int(siblings.size());
-  for (const Segment& segment : segments) rows += segment.rows;
-  return done && (!dwell_ || dwell_->first.until(begun, dwell_->first.of(rows), cancelled));
+  return done;
 }
 
 int Passes::distance(const Draw& draw) const {
@@ -127,14 +124,12 @@ bool Passes::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
   std::vector<Draw*> order;   // by distance, so that rows that one matrix is for lie together
   for (Draw& draw : *draws) order.push_back(&draw);
   std::stable_sort(order.begin(), order.end(), [&](const Draw* a, const Draw* b) { return distance(*a) < distance(*b); });
-  const auto begun = std::chrono::steady_clock::now();
   const bool alike = distance(*order.front()) == distance(*order.back());
   const bool together = order.size() == 1 || rows == int(order.size());
   const bool done = eagle_              ? draw_by_eagle(order)
                     : alike && together ? draw_at_once(order, cancelled)
                                         : draw_in_parts(order, cancelled);
   if (!done) return false;
-  if (dwell_ && !dwell_->first.until(begun, dwell_->second, cancelled)) return false;
   const std::vector<int> chosen = exit_head_->chosen();
   for (size_t i = 0; i < order.size(); ++i) take(order[i], chosen[i]);
   return true;

@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "../pipeline/dwell.h"
 #include "../cpu/stage.h"
 
 namespace ppsd {
@@ -77,9 +76,6 @@ class Passes {
   void read_taps(EagleText* text, uint8_t* const* blocks, int spans) { eagle_->catch_up(*team_, text, blocks, spans); }
   std::exception_ptr failure(const Sampler* sampler) const { return head_->failure(sampler); }
 
-  // For benchmarks: of the early layers, and seconds of a draft step of the exit head.
-  void dwell(Dwell early, double draw) { dwell_ = {std::move(early), draw}; }
-
   // Of the two rows there, the sibling's now is the text's. late: in its late layers too.
   void adopt(int position, uint8_t* const* blocks, bool late);
 
@@ -106,7 +102,6 @@ class Passes {
   std::unique_ptr<Head> exit_head_;
   std::vector<float> rope_;
   int capacity_ = 0, rotated_as_ = 0;
-  std::optional<std::pair<Dwell, double>> dwell_;
   std::vector<float> exits_, drawn_from_, states_;   // [kPassRows][hidden]
 };
 

@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _native
-from ..backend import Cancellation, Oracle, RunOptions, check_ids
+from ..backend import Asked, Oracle, check_ids
 from ..errors import GrammarFailed, PpsdError, UsageError
 from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.cuts import cut_layers
-from ..pipeline.rounds import Drafted, Limits, Logprob, Round
-from ..pipeline.schedule import Auto, Schedule, copying
+from ..pipeline.rounds import Drafted, Logprob, Round
+from ..pipeline.schedule import Auto, copying
 from ..planning.planner import costs_here, costs_path, explain
 from ..planning.planner_pool import PlannerPool, kind_of
 from ..printable import quoted
@@ -177,15 +177,8 @@ class CpuBackend:
                 self._made = _native.Engine(self._model, self._threads)
         return self._made
 
-    def rounds(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        schedule: Schedule | Auto,
-        limits: Limits,
-        options: RunOptions,
-        cancellation: Cancellation,
-    ) -> Generator[Round | Drafted, None, None]:
+    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
+        prompt, params, schedule, limits, options, cancellation = asked
         automatic = isinstance(schedule, Auto)
         request = {
             "sampling": params,

@@ -21,7 +21,7 @@ from triton.errors import TritonError
 from .. import _native
 from ..backend import (
     NO_NUMBER,
-    Cancellation,
+    Asked,
     Oracle,
     RunOptions,
     check_ids,
@@ -153,15 +153,8 @@ class CudaBackend:
         self._costs: _native.Costs | None = None
         self._planners = PlannerPool()
 
-    def rounds(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        schedule: Schedule | Auto,
-        limits: Limits,
-        options: RunOptions,
-        cancellation: Cancellation,
-    ) -> Generator[Round | Drafted, None, None]:
+    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
+        prompt, params, schedule, limits, options, cancellation = asked
         answer = None
         try:
             with self._starting:

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..backend import Cancellation, RunOptions
+from ..backend import Asked, Cancellation
 from ..errors import PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
-from ..pipeline.rounds import Drafted, Limits, Logprob, Round
-from ..pipeline.schedule import Auto, Schedule
-from ..sampling.params import SamplingParams
+from ..pipeline.rounds import Drafted, Logprob, Round
 from .asks import Ask, Facts, Lost, Places
 
 MOST_LOSSES = 10  # of engines, one after the other, without a token of the answer: then it is what ends them
@@ -42,15 +40,8 @@ class FrontBackend:
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
         """Every engine counts by itself."""
 
-    def rounds(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        schedule: Schedule | Auto,
-        limits: Limits,
-        options: RunOptions,
-        cancellation: Cancellation,
-    ) -> Generator[Round | Drafted, None, None]:
+    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
+        prompt, params, schedule, limits, options, cancellation = asked
         if options.oracle or options.trace:
             raise UsageError("oracles and timelines do not go through a front: ask the engine itself")
         text, before, losses = list(prompt), 0.0, 0

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _native
-from ..backend import Cancellation, Oracle, RunOptions
+from ..backend import Asked, Oracle
 from ..cpu.answers import Answer, Answers
 from ..errors import GrammarFailed, PpsdError, UsageError
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
-from ..pipeline.rounds import Drafted, Limits, Logprob, Round
-from ..pipeline.schedule import Auto, Schedule, copying
+from ..pipeline.rounds import Drafted, Logprob, Round
+from ..pipeline.schedule import Auto, copying
 from ..planning.planner import explain
 from ..planning.planner_pool import PlannerPool, kind_of
 from ..sampling.grammar import Grammar
@@ -150,15 +150,8 @@ class RanksBackend:
         if (file.info if file else None) != self._head:
             raise UsageError("ranks get their exit head when they start: give --exit-head to all of them")
 
-    def rounds(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        schedule: Schedule | Auto,
-        limits: Limits,
-        options: RunOptions,
-        cancellation: Cancellation,
-    ) -> Generator[Round | Drafted, None, None]:
+    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
+        prompt, params, schedule, limits, options, cancellation = asked
         self._control.check()
         if limits.end > self.longest:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens")

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..backend import Cancellation, RunOptions, check_ids, common_prefix, logprobs_by_logits, one_at_a_time
+from ..backend import Asked, Cancellation, check_ids, common_prefix, logprobs_by_logits, one_at_a_time
 from ..errors import PpsdError, UsageError
 from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
@@ -17,7 +17,7 @@ from ..models.eagle3_head import Eagle3Head
 from ..models.exit_head import ExitHead
 from ..models.head_file import HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
-from ..pipeline.rounds import Drafted, Limits, Logprob, Round
+from ..pipeline.rounds import Drafted, Logprob, Round
 from ..pipeline.schedule import MAX_ROWS, Auto, Schedule
 from ..planning.planner_pool import PlannerPool, kind_of
 from ..sampling.params import EXTRAS, SamplingParams
@@ -131,15 +131,8 @@ class TorchBackend:
         if not self._on_gpu_before_fork:
             self._make_stages()
 
-    def rounds(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        schedule: Schedule | Auto,
-        limits: Limits,
-        options: RunOptions,
-        cancellation: Cancellation,
-    ) -> Generator[Round | Drafted, None, None]:
+    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
+        prompt, params, schedule, limits, options, cancellation = asked
         """Decode one answer. Rows that an earlier answer's text shares with `prompt` are not computed again."""
         if options.oracle:
             raise UsageError("the torch backend drafts by no oracle; use --backend cpu")
