@@ -121,8 +121,8 @@ def _read_config(gguf: GgufFile, arch: str, biases: _Biases) -> dict[str, Any]:
     context = gguf.integer(f"{arch}.context_length")
     name, _, keys = _ARCHITECTURES[family]
     # llama.cpp has the interval of layers that do not rotate in its code; the file does not say it.
-    others = {"attention_bias": biases.inputs, "mlp_bias": biases.mlp, "use_sliding_window": False}
-    others["no_rope_layer_interval"] = 4
+    others: dict[str, Any] = {"attention_bias": biases.inputs, "mlp_bias": biases.mlp}
+    others |= {"use_sliding_window": False, "no_rope_layer_interval": 4}
     return {
         "architectures": [name],
         "model_type": family,

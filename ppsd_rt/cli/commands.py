@@ -22,12 +22,12 @@ def _find(place: str) -> Any:
 
 @dataclass(frozen=True)
 class Command:
-    """option_place: of a function that gives a parser its options. run_place: of `run(args) -> exit status | None`."""
+    """run_place: of `run(args) -> exit status | None`. option_place: of a function that gives a parser its options."""
 
     summary: str
     examples: tuple[str, str]
-    option_place: str
     run_place: str
+    option_place: str
 
     def options(self) -> Callable[[Any], None]:
         return _find(self.option_place)
@@ -40,20 +40,20 @@ COMMANDS = {
     "generate": Command(
         "answer a prompt (the default command)",
         ('ppsd-run "Why is the sky blue?"', 'cat notes.txt | ppsd-run "Summarise these notes."'),
-        "cli.parser:generate_options",
         "cli.generate:run",
+        "cli.parser:generate_options",
     ),
     "watch": Command(
         "show slowly how an answer is drafted and verified",
         ('ppsd-run watch "Why is the sky blue?"', 'ppsd-run watch --svg sky.svg "Why is the sky blue?"'),
-        "lab.cli.options:watch_options",
         "lab.cli.watch:run",
+        "lab.cli.options:watch_options",
     ),
     "serve": Command(
         "answer over HTTP, as OpenAI's API does",
         ("ppsd-run serve --port 8000", "ppsd-run serve -m model.gguf --host 0.0.0.0 --api-key secret"),
-        "cli.parser:serve_options",
         "cli.serve:run",
+        "cli.parser:serve_options",
     ),
     "engine": Command(
         "decode for a server that is another process and outlives this one",
@@ -61,32 +61,32 @@ COMMANDS = {
             "ppsd-run engine --front 127.0.0.1:7000",
             "ppsd-run engine --front HOST:7000 -m model.gguf --engine-timeout 30",
         ),
-        "cli.parser:engine_options",
         "cli.engine:run",
+        "cli.parser:engine_options",
     ),
     "list": Command(
         "list the models that are here: in the cache folder and in the hub's cache",
         ("ppsd-run list", "ppsd-run list --json"),
+        "cli.models:list_models",
         "cli.parser:list_options",
-        "cli.models:run",
     ),
     "rm": Command(
         "remove a model that is here",
         ("ppsd-run rm smollm2-135m", "ppsd-run rm org/name --yes"),
+        "cli.models:remove",
         "cli.parser:rm_options",
-        "cli.remove:run",
     ),
     "pull": Command(
         "fetch a model into the cache",
         ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct"),
+        "cli.models:pull",
         "cli.parser:pull_options",
-        "cli.pull:run",
     ),
     "convert": Command(
         "turn a GGUF file into a model folder",
         ("ppsd-run convert model.gguf model/", "ppsd-run convert --dtype bfloat16 model.gguf model/"),
+        "cli.models:convert",
         "cli.parser:convert_options",
-        "cli.convert:run",
     ),
     "distill": Command(
         "train an exit head on text that the model writes itself",
@@ -94,44 +94,44 @@ COMMANDS = {
             "ppsd-run distill -m my-model/ --out head.safetensors",
             "ppsd-run distill -m my-model/ --kind ngram --out table.safetensors",
         ),
-        "cli.parser:distill_options",
         "cli.distill:run",
+        "cli.parser:distill_options",
     ),
     "learn": Command(
         "train the exit head on answers that were kept with --learn",
         ("ppsd-run learn answers/", "ppsd-run learn --status answers/"),
-        "cli.parser:learn_options",
         "cli.learn:run",
+        "cli.parser:learn_options",
     ),
     "check": Command(
         "prove that speculation changes no token",
         ("ppsd-run check --schedules eesd/elastic", "ppsd-run check --tokens 100000"),
-        "lab.cli.options:check_options",
         "lab.cli.check:run",
+        "lab.cli.options:check_options",
     ),
     "heads": Command(
         "compare exit heads: acceptance, cost, predicted speed",
         ("ppsd-run heads auto norm:10", "ppsd-run heads auto head-3.safetensors --plot heads.svg"),
-        "lab.cli.bench_options:heads_options",
         "lab.cli.heads:run",
+        "lab.cli.bench_options:heads_options",
     ),
     "calibrate": Command(
         "measure again what the auto schedule works with",
         ("ppsd-run calibrate", "ppsd-run calibrate -m model.gguf --threads 4"),
-        "cli.parser:calibrate_options",
         "cli.calibrate:run",
+        "cli.parser:calibrate_options",
     ),
     "cache": Command(
         "list or empty the cache folder",
         ("ppsd-run cache", "ppsd-run cache --clean calibration"),
-        "cli.cache_options:cache_options",
         "cli.cache:run",
+        "cli.cache_options:cache_options",
     ),
     "info": Command(
         "show model, exit head, formats and machine",
         ("ppsd-run info", "ppsd-run info -m model.gguf --json"),
-        "cli.parser:info_options",
         "cli.info:run",
+        "cli.parser:info_options",
     ),
     "lab bench": Command(
         "measure kernels or whole answers",
@@ -139,8 +139,8 @@ COMMANDS = {
             "ppsd-run lab bench generate -p 64 -n 128 --schedule eesd",
             "ppsd-run lab bench kernels -t 1,2 --rows 1,4,8 --dtype int8",
         ),
-        "lab.cli.bench_options:bench_options",
         "lab.cli.bench:run",
+        "lab.cli.bench_options:bench_options",
     ),
     "lab simulate": Command(
         "predict a pipeline's speed from the costs of its stages",
@@ -148,14 +148,14 @@ COMMANDS = {
             "ppsd-run lab simulate --stages 2,4,8 --acceptance 0.6,0.8",
             "ppsd-run lab simulate --cluster --replicas 1,2,4 --users 20,80",
         ),
-        "lab.cli.simulate_options:simulate_options",
         "lab.cli.simulate:run",
+        "lab.cli.simulate_options:simulate_options",
     ),
     "lab eval": Command(
         "measure what a number format costs in quality",
         ("ppsd-run lab eval --dtype bfloat16,int8", "ppsd-run lab eval --text mine.txt --dtype int8,int4"),
-        "lab.cli.bench_options:eval_options",
         "lab.cli.eval:run",
+        "lab.cli.bench_options:eval_options",
     ),
 }
 
