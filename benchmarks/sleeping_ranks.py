@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from made_up_costs import equal_costs
 from ranks import MEASURED, launch
 
 from ppsd_rt._native import StageCosts, pass_words
@@ -26,7 +25,7 @@ from ppsd_rt.backend import Cancellation, Oracle, RunOptions
 from ppsd_rt.cli.info import machine
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.lab.cli.bench_options import list_of
-from ppsd_rt.lab.simulate import simulate
+from ppsd_rt.lab.simulate import equal_stages, simulate
 from ppsd_rt.models.head_file import HeadInfo
 from ppsd_rt.pipeline.rounds import Limits, Round
 from ppsd_rt.pipeline.schedule import Schedule, parse_schedule
@@ -238,7 +237,7 @@ def answers(groups: dict[int, Any], control: Any, costs: StageCosts, task: dict[
 
 def measure(args: argparse.Namespace, stages: int, link_ms: float) -> dict[str, Any]:
     """One pipeline: a row for each schedule at each acceptance, beside formula and simulator."""
-    costs = equal_costs(stages, args.token_ms, args.head_ms, args.row_share, link_ms)
+    costs = equal_stages(stages, args.head_ms / 1e3, link_ms / 1e3, args.token_ms / 1e3, args.row_share)
     task = {"costs": costs.to_dict(), "link_ms": link_ms, "tokens": args.tokens, "repeats": args.repeats}
     task |= {"acceptance": args.acceptance, "schedules": args.schedules, "measure": "auto" in args.schedules}
     result = launch(__file__, stages, task)

@@ -52,7 +52,7 @@ def test_rows_in_one_pass_are_as_cheap_as_the_table_says(module, clock):
 
 
 def test_void_work_ends_at_once_and_owes_nothing(module, clock):
-    stage = module.SleepingDraft(module.equal_costs(4, 160.0, 0.0, 0.02, 0.0))
+    stage = module.SleepingDraft(module.equal_stages(4, token=0.16, row_share=0.02))
     begun = clock.now
     assert stage.step(0, [0], True, lambda: clock.now - begun > 0.020) is None
     assert clock.now - begun < 0.022

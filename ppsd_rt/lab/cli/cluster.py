@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import UsageError
 from ..bench.report import Report, columns
 from ..cluster import Cluster, Replica, Shape, poisson, quantile, run, users
-from ..stage_costs import ModelCosts
+from ..simulate import ModelCosts
 from .bench import interrupted, print_report, result_file, run_facts
 
 _EARLY = 0.1  # of the layers, where nothing says how many come before the exit head

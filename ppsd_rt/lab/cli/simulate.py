@@ -1,9 +1,10 @@
 """`ppsd-run lab simulate`: schedules in simulated time, for pipelines that are not at hand."""
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from ..._native import StageCosts
@@ -13,8 +14,7 @@ from ...pipeline.schedule import Auto, Schedule, parse_schedule
 from ...planning.closed_forms import closed_form
 from ...trace import TraceFile
 from ..bench.report import Report, columns
-from ..simulate import Simulation, simulate
-from ..stage_costs import ModelCosts, costs_of_stages, growth, measured
+from ..simulate import ModelCosts, Simulation, costs_of_stages, growth, measured, simulate
 from ..utilisation import utilisation
 from .bench import interrupted, print_report, result_file, run_facts
 from .cluster import run_cluster
@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     model = _model(args)
     pipelines = _pipelines(args, model)
     _check_work(args.tokens, pipelines)
-    cases = list(_cases(args, pipelines, schedules))
+    every = product(pipelines, args.link_ms, args.acceptance, schedules.items())
+    cases = [Case(pipeline, link, chance, *named) for pipeline, link, chance, named in every]
     inputs = (args.model, args.exit_head) if args.measured else ()
     with TraceFile(args.trace, inputs) if args.trace else nullcontext() as trace:
         rows: list[dict[str, Any]] = []
@@ -113,23 +114,11 @@ def _schedules(names: Sequence[str], second: float) -> dict[str, Schedule]:
     return schedules
 
 
-def _cases(args: argparse.Namespace, pipelines: Sequence[Pipeline], schedules: dict[str, Schedule]) -> Iterator[Case]:
-    for pipeline in pipelines:
-        for link_ms in args.link_ms:
-            for acceptance in args.acceptance:
-                for name, schedule in schedules.items():
-                    yield Case(pipeline, link_ms, acceptance, name, schedule)
-
-
 def _model(args: argparse.Namespace) -> ModelCosts | None:
     """Layers to be cut, measured; None: stages are given."""
     if not args.measured:
         return None
     _exclude(args, "measured", ("token_ms", "stage_ms", "head_ms", "row_share"))
-    return _calibrated(args)
-
-
-def _calibrated(args: argparse.Namespace) -> ModelCosts:
     args.backend, args.device, args.kv_dtype, args.kv_memory = "cpu", "auto", "auto", None  # as load_engine takes them
     args.stages, stages = 1, args.stages
     engine = load_engine(args)

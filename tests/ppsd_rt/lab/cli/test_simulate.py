@@ -8,7 +8,7 @@ from support import tiny_head, tiny_model, write_model
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.cli import main as cli
 from ppsd_rt.lab.cli import simulate as simulate_command
-from ppsd_rt.lab.stage_costs import measured
+from ppsd_rt.lab.simulate import measured
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.schedule import MAX_ROWS
 
