@@ -20,17 +20,6 @@ class Uniform:
     minimum: NDArray[np.float32]
     group: int
 
-    def dequantise(self) -> NDArray[np.float32]:
-        """-> [outputs, inputs] float32.
-
-        Each product is rounded once, then each sum. Where scales have 16 bits, as in every file that is read here, both
-        are exact but for the last rounding: the result is that of `(q - zero_point) * scale`.
-        """
-        values = self.q.reshape(len(self.q), -1, self.group).astype(np.float32)
-        values *= self.scale[:, :, None]
-        values += self.minimum[:, :, None]
-        return values.reshape(self.q.shape)
-
     def blocks(self) -> NDArray[np.uint8]:
         """In llama.cpp's Q4_1, [outputs, bytes of a row]: what is of four bits at most, in groups of a multiple of 32.
 

@@ -76,18 +76,12 @@ def note_threads(given: int | list[int]) -> None:
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    same = ("max_tokens", "temperature", "top_k", "top_p", "min_p", *penalties, "seed")
     return SamplingParams(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        repetition_penalty=args.repetition_penalty,
-        presence_penalty=args.presence_penalty,
-        frequency_penalty=args.frequency_penalty,
+        **{name: getattr(args, name) for name in same},
         logprobs=getattr(args, "logprobs", None),
         grammar=grammar_of(getattr(args, "grammar", None)),
-        seed=args.seed,
         stop=tuple(args.stop),
     )
 
