@@ -275,12 +275,8 @@ def learn_options(parser: Parser) -> None:
 
 
 def _keep_option(parser: Parser) -> None:
-    add = group(parser, "learning")
-    add(
-        "--learn FOLDER",
-        "keep ids of prompts and answers there, and learn a better exit head from them while idle [keep nothing]",
-        named,
-    )
+    what = "keep ids of prompts and answers there, and learn a better exit head from them while idle [keep nothing]"
+    group(parser, "learning")("--learn FOLDER", what, named)
 
 
 def calibrate_options(parser: Parser) -> None:
