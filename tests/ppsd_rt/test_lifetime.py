@@ -1,6 +1,5 @@
 """Threads, interrupts, exceptions, memory: whatever ends an answer, nothing stays behind and the next one is right."""
 
-import fcntl
 import gc
 import json
 import os
@@ -117,17 +116,6 @@ def test_an_engine_that_is_collected_takes_its_threads_along(folder, before):
     assert testing.running_threads() == before
 
 
-def test_garbage_collection_while_running(engine, expected):
-    ids = []
-    for token in engine.generate("lifetime", LONG, "elastic"):
-        ids.append(token.id)
-        if len(ids) % 100 == 0:
-            cycle = [Engine]
-            cycle.append(cycle)
-            gc.collect()
-    assert tuple(ids) == expected
-
-
 def test_two_engines_in_two_threads(folder, expected):
     engines, answers = [load(folder) for _ in range(2)], {}
 
@@ -141,21 +129,6 @@ def test_two_engines_in_two_threads(folder, expected):
     for worker in workers:
         worker.join()
     assert answers == {0: {expected}, 1: {expected}}
-
-
-def test_one_engine_and_two_threads(engine, expected):
-    """One answer at a time, in turns, and none is ever wrong."""
-    outcomes = []
-
-    def work():
-        outcomes.extend(engine.generate("lifetime", LONG, schedule).run().ids for schedule in SCHEDULES * 2)
-
-    workers = [threading.Thread(target=work) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert outcomes == [expected] * 12
 
 
 def test_the_interpreter_lock_is_free_while_the_stages_work(engine, monkeypatch):
@@ -227,27 +200,6 @@ def test_more_threads_than_cores(folder, expected):
     ids, facts = result.stdout.splitlines()
     assert tuple(map(int, ids.split())) == expected[:40]
     assert facts == f"ok [{min(os.sched_getaffinity(0))}]"
-
-
-@pytest.mark.parametrize("schedule", ["plain", "elastic"])
-def test_interrupt_in_the_middle_of_an_answer(tmp_path, schedule):
-    """SIGINT: what there is stays printed, statistics follow, status 130; the process ends, so its threads do too."""
-    model = write_model(tmp_path / "model", num_hidden_layers=12, max_position_embeddings=8192)
-    trace = tmp_path / "trace.json"
-    command = [sys.executable, "-m", "ppsd_rt", "abc", "--raw", "--model", str(model), "--exit-head", "norm:3"]
-    command += ["-n", "8000", "--schedule", schedule, "--dtype", "float32", "--trace", str(trace)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
-    fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)  # the answer does not fit: it cannot end before the signal
-    first = process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
-    assert process.returncode == 130
-    assert first
-    assert b"Traceback" not in err
-    found = re.search(rb"(\d+) tokens?, interrupted \|", err)
-    assert found and 1 <= int(found[1]) < 8000, err
-    assert trace.stat().st_size > 100  # the timeline of what there was
 
 
 def test_a_trace_outlives_its_answer(engine, expected):
