@@ -193,6 +193,10 @@ class Loop:
 
     def step(self) -> bool: ...
     @staticmethod
+    def of_passes(passes: object, blocks: int, most_answers: int, prompt_rows: int) -> Loop:
+        """passes: what `ppsd_rt.reference.passes.TorchPasses` has. Of KV cache it holds at most so many blocks."""
+
+    @staticmethod
     def over_ranks(
         model: Model, cores: Sequence[int], threads: int, stages: int, blocks: int, most_answers: int, prompt_rows: int
     ) -> Loop:
@@ -405,6 +409,8 @@ class Stages:
     """
 
     def __init__(self, model: Model, threads: int, sampling: SamplingParams) -> None: ...
+    @staticmethod
+    def of_passes(passes: object, sampling: SamplingParams) -> Stages: ...
     def begin(self, answer: int, key: int) -> None: ...  # of a text, at this position; key: of its noise
     def reserve(self, capacity: int) -> None: ...  # those that are held stay
     def draft(self, start: int, ids: Sequence[int], draw: bool) -> tuple[int, float] | None: ...
@@ -587,9 +593,6 @@ class PythonStation:
     def post(self, message: npt.NDArray[np.int32]) -> None: ...
     def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int:
         """Words of the message for the next stage; 0: no pass came."""
-
-    def use_masks(self, masks: Callable[[int], TokenMask | None]) -> None:
-        """masks(number): a new mask of that grammar, or None. Before it works."""
 
     def close(self) -> None: ...
     def busy_seconds(self) -> float: ...

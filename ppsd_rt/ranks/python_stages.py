@@ -1,4 +1,4 @@
-"""Stages that Python runs, as csrc/bindings/ranks.cpp asks them: torch's (torch_stages.py) and CUDA's (cuda_stages.py).
+"""Stages that Python runs, as csrc/bindings/ranks.cpp asks them: CUDA's (cuda_stages.py).
 
 Rows come and go as float32 arrays of the host, which hold bfloat16 and float16 exactly. A stage holds the rows of one
 text, so the loop over such stages has one answer at a time (csrc/decoding/passes.h).
@@ -26,10 +26,7 @@ class Held(Protocol):
     def length(self) -> int: ...
 
     def begin(self, keep: int, end: int, prompt: int, params: SamplingParams) -> None:
-        """An answer of at most `end` rows, of which `keep` are there already; its prompt has `prompt` tokens.
-
-        A stage whose sampler does grammars gets `mask=`, a TokenMask for itself, where the answer has one.
-        """
+        """An answer of at most `end` rows, of which `keep` are there already; its prompt has `prompt` tokens."""
 
 
 class Verify(Held, Protocol):
@@ -37,8 +34,7 @@ class Verify(Held, Protocol):
         """hidden [rows, hidden] at positions start.. -> the rows after the last layer; None: they became void."""
 
     def choose(self, last: int) -> list[int]:
-        """The model's own token after each of the last rows that ran. Where an answer may ask for log-probabilities,
-        `take_logprobs()` gives those of these tokens: its own, and pairs of the most probable ids and theirs."""
+        """The model's own token after each of the last rows that ran."""
 
 
 class Draft(Held, Protocol):
@@ -60,7 +56,7 @@ class PythonStation(_native.PythonStation):
         super().__init__(stage, hidden, last, delay)
 
     def pin(self) -> None:
-        """Torch's threads go where the process may."""
+        """Its threads go where the process may."""
 
     def time_pass(self, rows: int, context: int) -> float:
         """Seconds of a pass over so many rows after `context` others, the choice of tokens included."""

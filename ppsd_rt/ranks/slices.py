@@ -197,10 +197,6 @@ def slices_for(
         from .cuda_stages import CudaSlices
 
         return CudaSlices(device, dtype, local_rank)
-    if backend == "torch":
-        from .torch_stages import TorchSlices
-
-        return TorchSlices(device, dtype, threads, cores, local_rank)
     return CpuSlices(formats, threads, cores, local_size, kv_memory)
 
 
