@@ -196,9 +196,6 @@ py::class_<Station> bind_station(py::module_& m, const char* name) {
              const py::gil_scoped_release release;
              return rank.station().work(place, milliseconds);
            }, py::arg("out"), py::arg("milliseconds"))
-      .def("use_masks", [](Station& rank, py::object masks) {
-             rank.passes().use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
-           }, py::arg("masks"))
       .def("close", [](Station& rank) { rank.station().close(); })
       .def("busy_seconds", [](Station& rank) { return rank.station().busy_seconds(); })
       .def("counts", [](Station& rank) { return rank.station().counts(); })
@@ -224,6 +221,9 @@ void bind_ranks(py::module_& m) {
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("first"), py::arg("last"), py::arg("cores"), py::arg("threads"),
            py::arg("delay"), py::arg("kv_bytes") = 0, py::arg("taps") = std::vector<int>())
       .def_property_readonly("blocks", &CpuStation::blocks)
+      .def("use_masks", [](CpuStation& rank, py::object masks) {
+             rank.passes().use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
+           }, py::arg("masks"))
       .def("pin", &CpuStation::pin)
       .def("time_pass", &CpuStation::time_pass, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 
