@@ -44,8 +44,8 @@ def make_backend(
         raise UsageError(f"the {name} backend runs on one device; several need --backend cuda")
     if kv_dtype != "auto" and name != "cpu":
         raise UsageError(f"the {name} backend has the KV cache in the model's dtype; kv_dtype needs --backend cpu")
-    if kv_memory is not None and name != "cpu":
-        raise UsageError(f"the {name} backend decodes one answer at a time; kv_memory needs --backend cpu")
+    if kv_memory is not None and name == "cuda":
+        raise UsageError("the cuda backend decodes one answer at a time; kv_memory needs --backend cpu or torch")
     if name == "cuda":
         from .cuda.errors import check_triton
 
@@ -58,7 +58,7 @@ def make_backend(
 
         if stages != 1:
             raise UsageError("the torch backend verifies in one stage; --stages needs --backend cpu or cuda")
-        return TorchBackend(checkpoint, dtype, device, threads)
+        return TorchBackend(checkpoint, dtype, device, threads, kv_memory)
     from .cpu.backend import CpuBackend
 
     return CpuBackend(checkpoint, dtype, device, threads, stages, kv_dtype, kv_memory)

@@ -4,14 +4,13 @@ import torch
 from kernel_support import DEVICE
 from support import tiny_model
 
+from ppsd_rt import _native
 from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadInfo
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import PLAIN
-from ppsd_rt.reference.pipeline import Pipeline, Ticks
-from ppsd_rt.reference.sampler import Sampler
-from ppsd_rt.reference.stage import DraftStage, VerifyStage
+from ppsd_rt.reference.passes import TorchPasses
 from ppsd_rt.triton_kernels.state import (
     RECORD_ACCEPTED,
     RECORD_COMMITTED,
@@ -57,13 +56,8 @@ def weights_of(model, kind=None, exit_layer=1, draft_ids=None, format="float32",
 
 def plain_of(model, prompt, params, end):
     """The text as the torch reference decodes it plainly."""
-    draft, verify = DraftStage(model, None), VerifyStage(model, 0)
-    draft.reserve(end)
-    verify.reserve(end)
-    pipeline = Pipeline(draft, verify, PLAIN, Sampler(params), Limits(end), Ticks())
-    for _ in pipeline.run(prompt):
-        pass
-    return pipeline.tokens
+    loop = _native.Loop.of_passes(TorchPasses(model, None), end // 64 + 2, 1, 16)
+    return [*prompt, *(token for round in loop.add(prompt, params, PLAIN, Limits(end)) for token in round.committed)]
 
 
 def records_of(stages, first):

@@ -67,6 +67,9 @@ struct PyLoop {
   }
 };
 
+// That a Python object computes, see ppsd_rt/reference/passes.py.
+std::unique_ptr<Passes> passes_of(pybind11::object passes);
+
 inline bool on_main_thread() {
   const auto threading = pybind11::module_::import("threading");
   return threading.attr("current_thread")().is(threading.attr("main_thread")());

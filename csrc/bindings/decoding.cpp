@@ -18,9 +18,19 @@ PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_an
                  std::vector<int> keep, std::optional<std::vector<int>> cuts) {
   PyLoop made{model, nullptr, nullptr};
   const py::gil_scoped_release release;
-  auto loop = std::make_unique<Loop>(model.model, threads, kv_bytes, LoopLimits{most_answers, prompt_rows, std::move(keep), std::move(cuts)});
+  auto passes = std::make_unique<CpuPasses>(model.model, make_shared_team(threads), keep);
+  auto loop = std::make_unique<Loop>(std::move(passes), kv_bytes, LoopLimits{most_answers, prompt_rows, std::move(keep), std::move(cuts)});
   if (stepped) made.stepped.reset(loop.release());
   else made.thread.reset(new LoopThread(std::move(loop)));
+  return made;
+}
+
+PyLoop make_loop_of_passes(py::object passes, int blocks, int most_answers, int prompt_rows) {
+  PyLoop made{{}, nullptr, nullptr};
+  auto own = passes_of(std::move(passes));
+  const py::gil_scoped_release release;
+  const size_t bytes = size_t(blocks) * own->block_bytes();
+  made.thread.reset(new LoopThread(std::make_unique<Loop>(std::move(own), bytes, LoopLimits{most_answers, prompt_rows, {}})));
   return made;
 }
 
@@ -29,7 +39,7 @@ PyLoop make_loop_over_ranks(const PyModel& model, std::vector<int> cores, int th
                             int prompt_rows) {
   PyLoop made{model, nullptr, nullptr};
   const py::gil_scoped_release release;
-  auto early = std::make_unique<Passes>(model.model, std::make_unique<Team>(threads, std::move(cores)), std::vector<int>(), false);
+  auto early = std::make_unique<CpuPasses>(model.model, std::make_unique<Team>(threads, std::move(cores)), std::vector<int>(), false);
   made.stepped.reset(new Loop(std::move(early), Loop::OverRanks{stages, blocks}, LoopLimits{most_answers, prompt_rows, {}}));
   return made;
 }
@@ -134,6 +144,8 @@ void bind_decoding(py::module_& m) {
             return made.step();
           },
           "One round, where the loop has no thread: False if there is nothing to do.")
+      .def_static("of_passes", &make_loop_of_passes, py::arg("passes"), py::arg("blocks"), py::arg("most_answers"), py::arg("prompt_rows"),
+                  "A Python object computes, see ppsd_rt/reference/passes.py; of KV cache it holds at most so many blocks.")
       .def_static("over_ranks", &make_loop_over_ranks, py::arg("model"), py::arg("cores"), py::arg("threads"), py::arg("stages"),
                   py::arg("blocks"), py::arg("most_answers"), py::arg("prompt_rows"),
                   "Of rank 0, whose model has the layers before the exit; so many blocks every rank has memory for.")

@@ -151,7 +151,7 @@ std::shared_ptr<const CpuModel> without_layers(int hidden, int vocab_size) {
 class PythonPasses final : public Passes {
  public:
   PythonPasses(py::object stage, int hidden, int vocab_size, bool draws, bool hears)
-      : Passes(without_layers(hidden, vocab_size), std::make_unique<Team>(1, std::vector<int>()), {}, false),
+      : Passes(without_layers(hidden, vocab_size), std::make_unique<Team>(1, std::vector<int>())),
         stage_(std::move(stage)),
         draws_(draws),
         hears_(hears) {}
@@ -160,6 +160,8 @@ class PythonPasses final : public Passes {
     stage_ = {};
   }
 
+  size_t block_bytes() const override { return 0; }
+  double draft_share() const override { return 0.0; }
   bool drafts() const override { return draws_; }
   bool uses_feedback() const override { return hears_; }
   bool one_text() const override { return true; }

@@ -3,7 +3,7 @@
 
 #include <pybind11/stl.h>
 
-#include "../cpu/text_stages.h"
+#include "../decoding/text_stages.h"
 
 namespace py = pybind11;
 using namespace ppsd;
@@ -15,9 +15,12 @@ void bind_stages(py::module_& m) {
                          "The stages of one text with KV caches and threads of their own, for ppsd_rt.stages.Stages, which "
                          "checks every argument.\n\nA call with `start` voids the rows that are held from there on.")
       .def(py::init([](const PyModel& model, int threads, const Sampling& sampling) {
-             return std::make_unique<TextStages>(model.model, threads, sampling);
+             return std::make_unique<TextStages>(std::make_unique<CpuPasses>(model.model, make_shared_team(threads)), sampling);
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("threads"), py::arg("sampling"))
+      .def_static("of_passes", [](py::object passes, const Sampling& sampling) {
+             return std::make_unique<TextStages>(passes_of(std::move(passes)), sampling);
+           }, py::arg("passes"), py::arg("sampling"), "A Python object computes, see ppsd_rt/reference/passes.py.")
       .def("begin", &TextStages::begin, release, py::arg("answer"), py::arg("key"),
            "A new text, of which the answer begins at position `answer`; all rows are void. key: of its noise.")
       .def("reserve", &TextStages::reserve, release, py::arg("capacity"),

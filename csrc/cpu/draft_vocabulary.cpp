@@ -8,12 +8,13 @@ namespace ppsd {
 DraftVocabulary::DraftVocabulary(const Kernels& kernels, const std::vector<int>& listed, const Tensor& lm_head, Format format)
     : kernels_(&kernels),
       lm_head_(lm_head),
+      follows_(lm_head.present()),
       size_(int(listed.size())),
       ids_(listed),
       own_{format, 0, int(lm_head.columns)} {}
 
 void DraftVocabulary::follow(const std::vector<int>& text) {
-  if (!lm_head_.present()) return;
+  if (!follows_) return;
   std::vector<std::pair<int, int>> fresh;   // (id, its last position), newest first
   for (int position = int(text.size()) - 1; position >= followed_ && int(fresh.size()) < kMost; --position) {
     const int id = text[size_t(position)];
@@ -34,7 +35,7 @@ void DraftVocabulary::put(int id, int position) {
   if (output < kMost) {
     Matrix more = own_;
     more.outputs = output + 1;
-    if (more.bytes() > memory_.bytes()) {
+    if (kernels_ != nullptr && more.bytes() > memory_.bytes()) {
       Memory grown(std::max(more.bytes(), 2 * memory_.bytes()));
       if (output > 0) std::memcpy(grown.as<>(), memory_.as<>(), own_.bytes());
       memory_ = std::move(grown);
@@ -53,7 +54,7 @@ void DraftVocabulary::put(int id, int position) {
     *oldest = position;
   }
   places_.insert(std::lower_bound(places_.begin(), places_.end(), std::pair(id, 0)), {id, output});
-  pack_row(*kernels_, lm_head_, id, own_, output);
+  if (kernels_ != nullptr) pack_row(*kernels_, lm_head_, id, own_, output);
 }
 
 std::vector<std::pair<int, int>>::const_iterator DraftVocabulary::place_of(int id) const {

@@ -18,6 +18,9 @@ class DraftVocabulary {
   // text adds none.
   DraftVocabulary(const Kernels& kernels, const std::vector<int>& listed, const Tensor& lm_head, Format format);
 
+  // Whose rows somebody else has. follows: the text adds its ids.
+  DraftVocabulary(const std::vector<int>& listed, bool follows) : follows_(follows), size_(int(listed.size())), ids_(listed) {}
+
   // The text's ids so far. What it has of them depends on the text alone, not on when it was told.
   void follow(const std::vector<int>& text);
   void roll_back(int length) { followed_ = followed_ < length ? followed_ : length; }   // later tokens are others now
@@ -32,8 +35,9 @@ class DraftVocabulary {
   std::vector<std::pair<int, int>>::const_iterator place_of(int id) const;
   void put(int id, int position);
 
-  const Kernels* kernels_ = nullptr;
+  const Kernels* kernels_ = nullptr;   // null: no rows are packed
   Tensor lm_head_;
+  bool follows_ = false;
   int size_;
   std::vector<int> ids_;                       // the listed ones, then the text's
   Matrix own_;

@@ -107,12 +107,10 @@ void EagleText::read(int rows, const float* output, size_t hidden, bool sure) {
 
 // -- passes ------------------------------------------------------------------------------------------------------------
 
-EagleStack::EagleStack(const Kernels& kernels, const Eagle& eagle, Format format, Stored kv, int members, size_t offset)
-    : kernels_(kernels),
-      eagle_(eagle),
+CpuEagleStack::CpuEagleStack(const Kernels& kernels, const Eagle& eagle, Format format, Stored kv, int members, size_t offset)
+    : EagleStack(eagle),
+      kernels_(kernels),
       layers_(kernels, eagle.shape, format, kv, all(eagle.layers), members, offset),
-      raw_(size_t(kPassRows) * eagle.tap_width()),
-      x_(size_t(kPassRows) * eagle.shape.hidden_size),
       wide_(2 * x_.size()),
       shares_(members) {
   for (int member = 0; member < members; ++member)
@@ -121,17 +119,13 @@ EagleStack::EagleStack(const Kernels& kernels, const Eagle& eagle, Format format
   layers_.read_wide(wide_.data());
 }
 
-void EagleStack::reserve(int rows) {
+void CpuEagleStack::reserve(int rows) {
   if (rows <= capacity_) return;
   capacity_ = std::max(rows, 2 * capacity_);
   rope_ = make_rope(eagle_.rotary, capacity_);
 }
 
-void EagleStack::catch_up(Team& team, EagleText* text, uint8_t* const* blocks, int spans) {
-  advance(team, {{text, blocks, spans, text->readable()}});
-}
-
-void EagleStack::advance(Team& team, const std::vector<Work>& works) {
+void EagleStack::advance(const std::vector<Work>& works) {
   const size_t hidden = size_t(eagle_.shape.hidden_size), width = tap_width();
   struct Part {
     const Work* work;
@@ -153,7 +147,7 @@ void EagleStack::advance(Team& team, const std::vector<Work>& works) {
     count += rows;
   };
   const auto end = [&](bool sure) {
-    pass(team, segments, ids);
+    pass(segments, ids, sure);
     const float* x = x_.data();
     for (const Part& part : parts) {
       x += size_t(part.rows) * hidden;
@@ -173,7 +167,6 @@ void EagleStack::advance(Team& team, const std::vector<Work>& works) {
       add(work, rows);
     }
     if (count == 0) break;
-    make_features(team, count);
     end(true);
   }
   for (;;) {
@@ -183,7 +176,6 @@ void EagleStack::advance(Team& team, const std::vector<Work>& works) {
       if (text.rows_ >= work.rows || count == kPassRows) continue;
       float* to = x_.data() + size_t(count) * hidden;
       if (text.output() == nullptr) std::fill_n(to, hidden, 0.0f);   // nobody has computed it: in measurements
-      else if (eagle_.norm_output) normalize(text.output(), eagle_.head.norm, eagle_.shape.rms_norm_eps, to);
       else std::memcpy(to, text.output(), hidden * sizeof(float));
       add(work, 1);
     }
@@ -193,7 +185,7 @@ void EagleStack::advance(Team& team, const std::vector<Work>& works) {
 }
 
 // raw_ [rows][taps * hidden] -> x_ [rows][hidden]
-void EagleStack::make_features(Team& team, int rows) {
+void CpuEagleStack::make_features(int rows) {
   const size_t hidden = size_t(eagle_.shape.hidden_size), width = tap_width();
   const float eps = eagle_.shape.rms_norm_eps;
   for (int r = 0; r < rows; ++r) {
@@ -204,28 +196,29 @@ void EagleStack::make_features(Team& team, int rows) {
   }
   std::fill_n(x_.data(), size_t(rows) * hidden, 0.0f);
   shares_.reset();
-  team.run([&](int member) {
+  team_->run([&](int member) {
     const Activations input = Activations::at(kernels_, inputs_[size_t(member)].as<>(), eagle_.fc.format, rows, int(width));
     kernels_.convert(raw_.data(), rows, input);
     const AddPhase phase{&eagle_.fc, eagle_.fc_bias.empty() ? nullptr : eagle_.fc_bias.data(), &input, rows, x_.data(), {}};
-    team.share(shares_, member, eagle_.fc.panels(), kTogether, [&](int begin, int end) { kernels_.add(phase, begin, end); });
-    team.barrier();
+    team_->share(shares_, member, eagle_.fc.panels(), kTogether, [&](int begin, int end) { kernels_.add(phase, begin, end); });
+    team_->barrier();
   });
 }
 
-// Features in x_ and the tokens `ids` -> outputs in x_.
-void EagleStack::pass(Team& team, const std::vector<Segment>& segments, const std::vector<int>& ids) {
+void CpuEagleStack::pass(const std::vector<Segment>& segments, const std::vector<int>& ids, bool verified) {
   const size_t hidden = size_t(eagle_.shape.hidden_size);
   const float eps = eagle_.shape.rms_norm_eps;
+  if (verified) make_features(int(ids.size()));
   for (size_t r = 0; r < ids.size(); ++r) {
     float *embedding = wide_.data() + 2 * r * hidden, *feature = embedding + hidden, *x = x_.data() + r * hidden;
     embed(eagle_.embedding, ids[r], embedding);
     normalize(embedding, eagle_.embedding_norm, eps, embedding);
+    if (!verified && eagle_.norm_output) normalize(x, eagle_.head.norm, eps, x);
     normalize(x, eagle_.feature_norm, eps, feature);
     if (eagle_.norm_before_residual) std::memcpy(x, feature, hidden * sizeof(float));
   }
   layers_.begin_pass(segments);
-  team.run([&](int member) { layers_.pass(team, member, rope_.data(), x_.data()); });
+  team_->run([&](int member) { layers_.pass(*team_, member, rope_.data(), x_.data()); });
 }
 
 }  // namespace ppsd

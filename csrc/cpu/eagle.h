@@ -65,14 +65,14 @@ class EagleText {
   std::array<std::vector<float>, kSiblings> siblings_;   // taps, by position modulo kSiblings
 };
 
+// The head's rows of several texts, in the order in which they can be computed. Bodies compute them.
 class EagleStack {
  public:
-  // The caches of texts lie in blocks, as those of a LayerStack do: this head's bytes are [offset, end()).
-  EagleStack(const Kernels& kernels, const Eagle& eagle, Format format, Stored kv, int members, size_t offset);
+  explicit EagleStack(const Eagle& eagle)
+      : eagle_(eagle), raw_(size_t(kPassRows) * eagle.tap_width()), x_(size_t(kPassRows) * eagle.shape.hidden_size) {}
+  virtual ~EagleStack() = default;
 
-  size_t end() const { return layers_.end(); }
   size_t tap_width() const { return eagle_.tap_width(); }
-  void reserve(int rows);               // the longest text
 
   struct Work {
     EagleText* text;
@@ -81,21 +81,37 @@ class EagleStack {
     int rows;                            // that its head is to have
   };
   // Verified features first, many rows in a pass; then the head's own outputs, a row of each text at a time.
-  void advance(Team& team, const std::vector<Work>& works);
+  void advance(const std::vector<Work>& works);
   // The same for one text, as far as verified features lead.
-  void catch_up(Team& team, EagleText* text, uint8_t* const* blocks, int spans);
+  void catch_up(EagleText* text, uint8_t* const* blocks, int spans) { advance({{text, blocks, spans, text->readable()}}); }
+
+ protected:
+  // x_ [rows][hidden], in place: features and the tokens `ids` -> outputs. verified: the features are raw_ [rows][taps * hidden];
+  // else those in x_ are outputs of the rows before.
+  virtual void pass(const std::vector<Segment>& segments, const std::vector<int>& ids, bool verified) = 0;
+
+  const Eagle& eagle_;
+  std::vector<float> raw_, x_;           // of kPassRows
+};
+
+class CpuEagleStack final : public EagleStack {
+ public:
+  // The caches of texts lie in blocks, as those of a LayerStack do: this head's bytes are [offset, end()).
+  CpuEagleStack(const Kernels& kernels, const Eagle& eagle, Format format, Stored kv, int members, size_t offset);
+
+  size_t end() const { return layers_.end(); }
+  void use(Team* team) { team_ = team; }
+  void reserve(int rows);               // the longest text
 
  private:
-  void make_features(Team& team, int rows);
-  void pass(Team& team, const std::vector<Segment>& segments, const std::vector<int>& ids);
+  void make_features(int rows);
+  void pass(const std::vector<Segment>& segments, const std::vector<int>& ids, bool verified) override;
 
   const Kernels& kernels_;
-  const Eagle& eagle_;
+  Team* team_ = nullptr;
   LayerStack layers_;
   std::vector<float> rope_;
   int capacity_ = 0;
-  std::vector<float> raw_;               // [kPassRows][taps * hidden]
-  std::vector<float> x_;                 // [kPassRows][hidden]: features, then outputs
   std::vector<float> wide_;              // [kPassRows][2 * hidden]
   std::vector<Memory> inputs_;           // of each member
   Shares shares_;

@@ -131,6 +131,11 @@ LogitsPhase Sampler::phase(int member, const DraftVocabulary& ids) const {
   return phase;
 }
 
+void Sampler::give(int r, const float* logits, int outputs) {
+  std::copy_n(logits, outputs, logits_.data() + size_t(r) * size_t(outputs));
+  scratch_[0].strange[size_t(r)] = !std::all_of(logits, logits + outputs, [](float logit) { return std::isfinite(logit); });
+}
+
 int Sampler::choose(int member, int r, int position, const DraftVocabulary& ids) {
   Scratch& scratch = scratch_[member];
   if (std::any_of(scratch_.begin(), scratch_.end(), [r](const Scratch& each) { return each.strange[size_t(r)] != 0; }))

@@ -55,6 +55,7 @@ class Sampler {
   // given to the LM head together, without begin_rows and choose.
   std::optional<RowChoice> alike(int position) const;
   LogitsPhase phase(int member, const DraftVocabulary& ids) const;
+  void give(int r, const float* logits, int outputs);   // where somebody else has computed them, of row r, to be stored
   static constexpr int kNone = std::numeric_limits<int>::max();
   // After the LM head, once: the token of row r; kNone: a logit is NaN or infinite, or nothing may be chosen. Rows may be asked for by different members at
   // the same time. Adds the bias to stored logits, and takes out what the mask forbids.

@@ -57,7 +57,7 @@ CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
       early_(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, 0, model.exit_layer), members),
       late_(*model.kernels, model.shape, model.format, model.kv,
             pointers(model.exit_layers, 0, int(model.exit_layers.size())), members, early_.end()),
-      eagle_(model.eagle ? std::make_unique<EagleStack>(*model.kernels, *model.eagle, model.format, model.kv, members, late_.end())
+      eagle_(model.eagle ? std::make_unique<CpuEagleStack>(*model.kernels, *model.eagle, model.format, model.kv, members, late_.end())
                          : nullptr),
       blocks_(eagle_ ? eagle_->end() : late_.end()),
       feedback_(*model.kernels, model.shape, model.exit_feedback, members),
@@ -94,11 +94,9 @@ void CpuDraftStage::begin(const Sampling& sampling, int kept) {
 bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
   length_ = std::min(length_, step.start);
   head_length_ = std::min(head_length_, length_);
-  vocabulary_.roll_back(length_);
   const int count = int(step.ids.size());
   check_bound((size_t(step.start) + count) * model_.shape.hidden_size * 4, exit_hidden_.bytes(), "bytes of exit states");
   sampler_.know(step.start, step.ids.data(), count);
-  if (follows_ && draft != nullptr) vocabulary_.follow(sampler_.ids());
   if (eagle_ && count > 0) text_.know(step.start, step.ids.data(), count);
   for (int done = 0; done < count; done += kPassRows)
     if (!run_rows(step.ids.data() + done, std::min(kPassRows, count - done), cancelled)) return false;
@@ -126,7 +124,7 @@ bool CpuDraftStage::run_rows(const int* ids, int rows, const Cancelled& cancelle
 // The exit head on the last row.
 bool CpuDraftStage::draw(const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
   if (eagle_) {
-    eagle_->advance(*team_, {{&text_, blocks_.pointers(), blocks_.size(), length_ - 1}});
+    eagle_->advance({{&text_, blocks_.pointers(), blocks_.size(), length_ - 1}});
     begin_choice(head_.get(), {{text_.output(), &sampler_, length_, &vocabulary_}}, true);
     team_->run([&](int member) { head_->pass(*team_, member); });
     choose(draft);

@@ -49,18 +49,19 @@ struct Oracle {
 };
 Draft foreseen(const Oracle& oracle, Draft draft, int position, int vocab_size);   // the oracle's, where it has one
 
-// Stages of one text with a KV cache of its own, without siblings: for measuring, for scoring, and for callers that write the loop
-// themselves.
+// Stages of one text with a KV cache of its own, without siblings: for measuring and for scoring.
 class CpuDraftStage final : public DraftStage {
  public:
   CpuDraftStage(const CpuModel& model, int members);
 
-  void use(Team* team) { team_ = team; }
+  void use(Team* team) {
+    team_ = team;
+    if (eagle_) eagle_->use(team);
+  }
   void reserve(int capacity, const float* rope);
   int length() const { return length_; }
   void begin(const Sampling& sampling, int kept);   // a new answer that shares the first `kept` rows
   const OwnBlocks& blocks() const { return blocks_; }
-  void follow_text() { follows_ = true; }   // it drafts ids of the text too (measurements are of the listed ones)
 
   bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override;
   void export_hidden(Chunk* chunk) override;
@@ -68,7 +69,7 @@ class CpuDraftStage final : public DraftStage {
   // Of an EAGLE-3 head, which reads taps: what verification tells it, in the turn of that stage.
   EagleText* text() { return eagle_ ? &text_ : nullptr; }
   const EagleText* text() const { return eagle_ ? &text_ : nullptr; }
-  void catch_up() { eagle_->catch_up(*team_, &text_, blocks_.pointers(), blocks_.size()); }
+  void catch_up() { eagle_->catch_up(&text_, blocks_.pointers(), blocks_.size()); }
 
  private:
   bool run_rows(const int* ids, int rows, const Cancelled& cancelled);
@@ -81,13 +82,12 @@ class CpuDraftStage final : public DraftStage {
   const float* rope_ = nullptr;
   int most_ = 0;                         // rows that are reserved; the caches grow up to them
   LayerStack early_, late_;              // layers [0, E), and the exit head's own
-  std::unique_ptr<EagleStack> eagle_;    // or null
+  std::unique_ptr<CpuEagleStack> eagle_;    // or null
   EagleText text_;
   OwnBlocks blocks_;                     // of all
   FeedbackStack feedback_;
   std::unique_ptr<Head> head_;
   DraftVocabulary vocabulary_;
-  bool follows_ = false;
   Sampler sampler_;
   int length_ = 0;                       // rows that have passed the early layers
   int head_length_ = 0;                  // and the exit head's own

@@ -23,7 +23,7 @@ struct Loop::Answer {
         scheduler(fitted(request.schedule, true, false), request.limits, request.sampling.seed),
         table(&loop->blocks_, rotated_as),
         exits(size_t(loop->model().shape.hidden_size)),
-        vocabulary(loop->model().draft_vocabulary()),
+        vocabulary(loop->passes_.draft_vocabulary()),
         drafting(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()),
         verifying(std::make_shared<Sampler>(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members())) {
     Sampling sampling = request.sampling;

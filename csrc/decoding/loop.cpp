@@ -25,19 +25,23 @@ double seconds_since(Clock::time_point begun) { return std::chrono::duration<dou
 
 }  // namespace
 
-Loop::Loop(std::shared_ptr<const CpuModel> model, int threads, size_t kv_bytes, LoopLimits limits)
-    : own_(std::make_unique<Passes>(std::move(model), make_shared_team(threads), limits.keep)),
+Loop::Loop(std::unique_ptr<Passes> passes, size_t kv_bytes, LoopLimits limits)
+    : own_(std::move(passes)),
       passes_(*own_),
+      cpu_(dynamic_cast<CpuPasses*>(own_.get())),
       blocks_(passes_.block_bytes(), int(std::min(kv_bytes / passes_.block_bytes(), size_t(1) << 24))),
       limits_(std::move(limits)),
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
       policy_(passes_.drafts(), passes_.draft_share()),
-      cores_(threads > 1 ? usable_cores().order : std::vector<int>()) {}   // one alone goes where there is room
+      cores_(passes_.members() > 1 ? usable_cores().order : std::vector<int>()) {   // one alone goes where there is room
+  passes_.lie_in(&blocks_);
+}
 
 Loop::Loop(std::unique_ptr<Passes> early, OverRanks ranks, LoopLimits limits)
     : own_(std::move(early)),
       passes_(*own_),
+      cpu_(dynamic_cast<CpuPasses*>(own_.get())),
       blocks_(passes_.block_bytes(), ranks.blocks),
       limits_(std::move(limits)),
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
@@ -75,7 +79,7 @@ void Loop::end_all(const std::exception_ptr& failure) {
   if (threads_) {   // which write into blocks, until they have ended
     threads_.reset();
     chain_ = nullptr;
-    passes_.use(nullptr);
+    cpu_->use(nullptr);
     flights_.clear();
     adopted_.clear();
     closed_.clear();
@@ -192,7 +196,7 @@ void Loop::sweep(Answers* answers) {
     Answer& answer = **at;
     if (answer.begun && answer.scheduler.finished()) answer.over = true;
     if (answer.over || answer.out->cancelled()) {
-      if (!limits_.keep.empty()) answer.out->kept = passes_.kept(answer.table.pointers(), answer.rows);
+      if (!limits_.keep.empty()) answer.out->kept = cpu_->kept(answer.table.pointers(), answer.rows);
       forget(answer);
       if (answer.running) settle();
       if (answer.failure) answer.table.wipe();   // NaNs must not reach the next owner

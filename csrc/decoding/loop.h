@@ -26,7 +26,7 @@
 #include "blocks.h"
 #include "chain.h"
 #include "outbox.h"
-#include "passes.h"
+#include "cpu_passes.h"
 #include "policy.h"
 #include "request.h"
 #include "stage_threads.h"
@@ -50,7 +50,7 @@ struct LoopCounts {
 class Loop {
  public:
   // kv_bytes: for blocks. Throws NoThread, std::bad_alloc.
-  Loop(std::shared_ptr<const CpuModel> model, int threads, size_t kv_bytes, LoopLimits limits = {});
+  Loop(std::unique_ptr<Passes> passes, size_t kv_bytes, LoopLimits limits = {});
   // Of rank 0, which has the early layers: blocks are as many as every rank has memory for. Nobody but `work` steps it.
   struct OverRanks {
     int stages, blocks;
@@ -78,7 +78,7 @@ class Loop {
   size_t work(int32_t* out, int milliseconds);
   bool over_ranks() const { return ranks_ != nullptr; }
   Chain& chain() { return *ranks_; }   // whose `land` another thread calls
-  void dwell(Dwell early, double draw) { passes_.dwell(std::move(early), draw); }
+  void dwell(Dwell early, double draw) { cpu_->dwell(std::move(early), draw); }
 
   // By one thread at a time. A round; false: there is nothing to do until something is added, cancelled or consumed.
   bool step();
@@ -144,6 +144,7 @@ class Loop {
 
   const std::unique_ptr<Passes> own_;
   Passes& passes_;
+  CpuPasses* const cpu_;             // the same, where they are: or null
   Blocks blocks_;
   const LoopLimits limits_;
   std::vector<float> x_, early_x_;   // [kPassRows][hidden]

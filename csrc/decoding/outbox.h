@@ -41,7 +41,7 @@ class Outbox {
   Outbox(std::shared_ptr<Bell> bell, int prompt)
       : bell_(std::move(bell)), prompt_(prompt), events_(Clock::duration::max(), [bell = bell_] { bell->ring(); }) {}
 
-  std::vector<uint16_t> kept;   // once it has ended, if they are wanted: the hidden states of its rows, see Passes::kept
+  std::vector<uint16_t> kept;   // once it has ended, if they are wanted: the hidden states of its rows, see CpuPasses::kept
 
   // -- for the consumer --
   using Status = EventQueue::Status;

@@ -31,19 +31,19 @@ void Loop::turn_or_overlap() {
   if (wanted) {
     if (!threads_) {
       run_on(cores_);   // or the new ones would begin where this one is pinned
-      threads_ = std::make_unique<StageThreads>(passes_, *limits_.cuts, cores_, blocks_, bell_);
+      threads_ = std::make_unique<StageThreads>(*cpu_, *limits_.cuts, cores_, blocks_, bell_);
       if (judged_) threads_->judge_by(judged_);
     }
     Answer& answer = *running_.front();
     answer.told = std::min(answer.rows, answer.verifying->known());   // what took turns has told its sampler more, or less
     chain_ = &threads_->chain();
     threads_->record(answer.request.trace);
-    passes_.use(&threads_->draft_team());
+    cpu_->use(&threads_->draft_team());
     threads_->draft_team().pin_caller();
   } else {
     settle();
     chain_ = nullptr;
-    passes_.use(nullptr);
+    cpu_->use(nullptr);
     pin_caller();
     sweep(&running_);
   }

@@ -17,7 +17,7 @@ int team_size(int threads, int stages, int stage) {
 }  // namespace
 
 struct StageThreads::Stage {
-  Stage(const Passes& passes, int first, int last, int threads, std::vector<int> cores, size_t begin, const Blocks& blocks)
+  Stage(const CpuPasses& passes, int first, int last, int threads, std::vector<int> cores, size_t begin, const Blocks& blocks)
       : model(passes.model()),
         team(threads, std::move(cores)),
         layers(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, first, last), team.size(), begin),
@@ -45,7 +45,7 @@ struct StageThreads::Stage {
   std::unique_ptr<Thread> thread;
 };
 
-StageThreads::StageThreads(const Passes& passes, std::vector<int> cuts, const std::vector<int>& cores, const Blocks& blocks,
+StageThreads::StageThreads(const CpuPasses& passes, std::vector<int> cuts, const std::vector<int>& cores, const Blocks& blocks,
                            std::shared_ptr<Bell> bell)
     : chain_(int(cuts.size()) + 2, passes.model().shape.hidden_size, 0, std::move(bell)), draft_team_(1, cores_from(cores, 0, 1)) {
   const int threads = passes.members(), stages = int(cuts.size()) + 1;

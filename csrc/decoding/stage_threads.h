@@ -12,14 +12,14 @@
 #include "../pipeline/trace.h"
 #include "chain.h"
 #include "pass_station.h"
-#include "passes.h"
+#include "cpu_passes.h"
 
 namespace ppsd {
 
 class StageThreads {
  public:
   // passes: of the whole model. The late layers are cut at `cuts`. cores: that are usable, best first. Throws NoThread.
-  StageThreads(const Passes& passes, std::vector<int> cuts, const std::vector<int>& cores, const Blocks& blocks,
+  StageThreads(const CpuPasses& passes, std::vector<int> cuts, const std::vector<int>& cores, const Blocks& blocks,
                std::shared_ptr<Bell> bell);
   ~StageThreads();   // what they are at ends at the next layer
 

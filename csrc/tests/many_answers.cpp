@@ -88,7 +88,7 @@ class TwoRanks {
   TwoRanks(const std::shared_ptr<const CpuModel>& model, int threads, int stages, int blocks, LoopLimits limits,
            PassStage::Masks masks)
       : model_(*model),
-        loop_(std::make_unique<Passes>(model, std::make_unique<Team>(threads, std::vector<int>()), std::vector<int>(), false),
+        loop_(std::make_unique<CpuPasses>(model, std::make_unique<Team>(threads, std::vector<int>()), std::vector<int>(), false),
               {stages, blocks}, limits),
         team_(1, {}),
         layers_(*model->kernels, model->shape, model->format, model->kv,
@@ -169,8 +169,9 @@ Played many_answers(const Enough& enough, uint64_t seed) {
     } else {
       const std::vector<std::vector<int>> cuts = {{}, {4}, {3, 4}};
       if (chance(random, 80)) limits.cuts = cuts[random() % cuts.size()];
-      const size_t block_bytes = Passes(model, make_shared_team(1)).block_bytes();
-      here = std::make_unique<LoopThread>(std::make_unique<Loop>(model, threads, block_bytes * size_t(blocks), limits));
+      auto passes = std::make_unique<CpuPasses>(model, make_shared_team(threads));
+      const size_t bytes = passes->block_bytes() * size_t(blocks);
+      here = std::make_unique<LoopThread>(std::make_unique<Loop>(std::move(passes), bytes, limits));
     }
     Loop* loop = here ? &here->loop() : &ranks->loop();
     std::deque<Helper> consumers;

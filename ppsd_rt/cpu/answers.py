@@ -1,17 +1,47 @@
 """The answers of a backend in the making: all in one loop."""
 
+import atexit
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from threading import RLock
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakMethod, WeakSet
 
 from .. import _native
-from ..backend import Cancellation, one_at_a_time
+from ..backend import Cancellation, RunOptions, one_at_a_time
+from ..errors import GrammarFailed, PpsdError
 from ..pipeline.rounds import Drafted, Limits, Round
+from ..pipeline.schedule import Auto, Schedule, copying
+from ..sampling.params import SamplingParams
 
 MOST_ANSWERS = 48  # that the loop works on at once; below the 64 rows of a pass, so that prompts join
 PROMPT_ROWS = 16  # of a round, at the least
+
+_living: WeakSet["Answers"] = WeakSet()
+
+
+@atexit.register
+def _end_answers() -> None:
+    """The thread of a loop may ask a grammar, or passes, which need Python."""
+    for answers in list(_living):
+        answers.end()
+
+
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
+
+
+def weakly(method: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
+    """The method, without keeping its object alive: so that dropping a backend frees its memory at once."""
+    found = WeakMethod(method)
+
+    def call(*args: _Args.args, **named: _Args.kwargs) -> _Result:
+        living = found()
+        assert living is not None  # it is what calls
+        return living(*args, **named)
+
+    return call
 
 
 class Answer:
@@ -44,6 +74,50 @@ class Answers:
         self._decoded: set[Answer] = set()
         self._dropped: deque[Answer] = deque()  # where nobody could wait for their end
         self.last: _native.LoopAnswer | None = None  # for its timeline
+        _living.add(self)
+
+    def decode(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        schedule: Schedule | Auto,
+        limits: Limits,
+        options: RunOptions,
+        cancellation: Cancellation,
+        ngrams: _native.Ngrams,
+        planner: Callable[[bool], _native.Planner | None] = lambda _: None,
+    ) -> Generator[Round | Drafted, None, None]:
+        """As `Backend.rounds`. ngrams: of all owners. planner: see `begin`."""
+        request = {
+            "sampling": params,
+            "schedule": copying(schedule) if isinstance(schedule, Auto) else schedule,
+            "ngrams": None if options.owner is None else ngrams.of(options.owner),
+            "automatic": isinstance(schedule, Auto),
+            "limits": limits,
+            "report_drafts": options.report_drafts,
+            "oracle": options.oracle,
+            "trace": options.trace,
+        }
+
+        def masks() -> tuple[Any, Any] | None:  # a text of its own: one for drafts, one for verification
+            return (options.masks(), options.masks()) if options.masks else None
+
+        answer = Answer(prompt, limits, cancellation, request, masks)
+        try:
+            stream = self.begin(answer, planner)
+            if options.prompt_progress:
+                _tell_of_prompt(stream, options.prompt_progress)
+            yield from self.events(answer)
+        except _native.NoThread:
+            raise
+        except MemoryError:
+            raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
+        except _native.MaskFailed as error:
+            raise GrammarFailed(str(error)) from None
+        except RuntimeError as error:  # of a stage
+            raise PpsdError(str(error)) from None
+        finally:
+            self.leave(answer)
 
     @property
     def loop(self) -> _native.Loop:
@@ -121,3 +195,13 @@ class Answers:
         self.lock = RLock()
         self._loop = self.last = None
         self._decoded, self._dropped = set(), deque()
+
+
+def _tell_of_prompt(stream: _native.LoopAnswer, tell: Callable[[int, int], None]) -> None:
+    """Until the first event of the answer is there."""
+    try:
+        while not stream.ready(50):
+            tell(*stream.prompt_rows())
+    finally:
+        total = stream.prompt_rows()[1]
+        tell(total, total)

@@ -1,31 +1,29 @@
 """The C++ backend: packed weights, kernels for this machine's instruction set, stages on pinned threads."""
 
-import atexit
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
-from weakref import WeakMethod, WeakSet
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _native
 from ..backend import Cancellation, Oracle, RunOptions, check_ids
-from ..errors import GrammarFailed, PpsdError, UsageError
+from ..errors import PpsdError, UsageError
 from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
-from ..pipeline.schedule import Auto, Schedule, copying
+from ..pipeline.schedule import Auto, Schedule
 from ..planning.planner import costs_here, costs_path, explain
 from ..planning.planner_pool import PlannerPool, kind_of
 from ..printable import quoted
 from ..sampling.params import EXTRAS, SamplingParams
-from .answers import MOST_ANSWERS, PROMPT_ROWS, Answer, Answers
+from .answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
 from .default_threads import default_threads
 from .failures import one_line
 from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
@@ -35,30 +33,6 @@ from .packing import pack_eagle3, pack_model
 LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of
 
 _LOG = logging.getLogger(__name__)
-_living: WeakSet["CpuBackend"] = WeakSet()
-
-
-@atexit.register
-def _end_answers() -> None:
-    """The thread of an answer may ask a grammar, which needs Python."""
-    for backend in list(_living):
-        backend._answers.end()
-
-
-_Args = ParamSpec("_Args")
-_Result = TypeVar("_Result")
-
-
-def _weakly(method: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
-    """The method, without keeping its object alive: so that dropping a backend frees its memory at once."""
-    found = WeakMethod(method)
-
-    def call(*args: _Args.args, **named: _Args.kwargs) -> _Result:
-        living = found()
-        assert living is not None  # it is what calls
-        return living(*args, **named)
-
-    return call
 
 
 class CpuBackend:
@@ -105,10 +79,9 @@ class CpuBackend:
         self._kv_memory = kv_memory_of(kv_memory)
         if config.rope_scaling is not None and config.rope_scaling.by_length:
             self.concurrency = 1  # texts of the loop share one table of rotations
-        self._answers = Answers(_weakly(self._make_loop))
+        self._answers = Answers(weakly(self._make_loop))
         self.use_head(None)
         hears_of_forks(self)
-        _living.add(self)
 
     @property
     def longest(self) -> int:
@@ -186,43 +159,18 @@ class CpuBackend:
         options: RunOptions,
         cancellation: Cancellation,
     ) -> Generator[Round | Drafted, None, None]:
-        automatic = isinstance(schedule, Auto)
-        request = {
-            "sampling": params,
-            "schedule": copying(schedule) if isinstance(schedule, Auto) else schedule,
-            "ngrams": None if options.owner is None else self._ngrams.of(options.owner),
-            "automatic": automatic,
-            "limits": limits,
-            "report_drafts": options.report_drafts,
-            "oracle": options.oracle,
-            "trace": options.trace,
-        }
-
-        def masks() -> tuple[Any, Any] | None:  # a text of its own: one for drafts, one for verification
-            return (options.masks(), options.masks()) if options.masks else None
-
         def planner(alone: bool) -> _native.Planner | None:
             measured = alone or self._costs is not None
             return self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) and measured else None
 
         if limits.end * self._row_bytes > self._kv_memory:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens")
-        answer = Answer(prompt, limits, cancellation, request, masks)
         try:
-            stream = self._answers.begin(answer, planner)
-            if options.prompt_progress:
-                _tell_of_prompt(stream, options.prompt_progress)
-            yield from self._answers.events(answer)
-        except MemoryError:
-            raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
+            yield from self._answers.decode(
+                prompt, params, schedule, limits, options, cancellation, self._ngrams, planner
+            )
         except _native.NoThread as error:
             raise PpsdError(f"cannot decode with {self._threads} threads: {error}") from None
-        except _native.MaskFailed as error:
-            raise GrammarFailed(str(error)) from None
-        except RuntimeError as error:  # of a stage
-            raise PpsdError(str(error)) from None
-        finally:
-            self._answers.leave(answer)
 
     def _make_loop(self) -> _native.Loop:
         with one_line(
@@ -260,10 +208,9 @@ class CpuBackend:
         """Another backend on the same packed weights, with threads and a KV cache of its own, without an exit head."""
         other = copy(self)
         other._threads, other._stages = threads, 1
-        other._answers = Answers(_weakly(other._make_loop))
+        other._answers = Answers(weakly(other._make_loop))
         other.use_head(None)
         hears_of_forks(other)
-        _living.add(other)
         return other
 
     def sampling_loop(self, texts: int, capacity: int, keep: Sequence[int]) -> _native.Loop:
@@ -344,13 +291,3 @@ class CpuBackend:
 
 def _speed(prediction: _native.Prediction) -> float:
     return prediction.tokens_per_second
-
-
-def _tell_of_prompt(stream: _native.LoopAnswer, tell: Callable[[int, int], None]) -> None:
-    """Until the first event of the answer is there."""
-    try:
-        while not stream.ready(50):
-            tell(*stream.prompt_rows())
-    finally:
-        total = stream.prompt_rows()[1]
-        tell(total, total)

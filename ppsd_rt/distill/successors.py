@@ -1,6 +1,6 @@
 """What usually follows in a model's own text, counted: it drafts before any head is trained, and beside one.
 
-The table goes into the head's file; an engine begins with it and goes on counting (reference/ngrams.py).
+The table goes into the head's file; an engine begins with it and goes on counting (csrc/pipeline/ngrams.h).
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..reference.ngrams import MOST as SUREST
-from ..reference.ngrams import Ngrams
 from .shards import Text
 
+SUREST = 7  # the most that the index tells apart, csrc/pipeline/ngrams.h
 MOST = 1 << 16  # rows of the table: a megabyte
 BITS = 21  # of an id, so that three fit one number: the largest vocabularies have 2^18
 LEAST = 2  # times that what follows must have come up
@@ -43,14 +42,11 @@ def count_successors(texts: Sequence[Text]) -> npt.NDArray[np.int32]:
 
 def foreseen(counted: npt.NDArray[Any], texts: Sequence[Text]) -> float | None:
     """Share of the tokens of these texts' answers that the table foresees; None: there are none."""
-    table = Ngrams()
-    table.know(counted.tolist())
-    nobody = table.begin()
+    follows = {(before, last): token for before, last, token, _ in counted.tolist()}
     right = judged = 0
     for text in texts:
-        ids = text.ids.tolist()
-        for place in range(text.answer, len(ids)):
-            draft = table.propose(ids[:place][-2:], nobody, 0, True)
-            right += draft is not None and draft.token == ids[place]
+        ids = [-1, -1, *text.ids.tolist()]
+        for before, last, token in zip(ids[text.answer :], ids[text.answer + 1 :], ids[text.answer + 2 :], strict=False):
+            right += follows.get((before, last), follows.get((-1, last))) == token
             judged += 1
     return right / judged if judged else None

@@ -1,14 +1,16 @@
-"""The reference backend: the torch stages, driven by the readable loop of `pipeline.py`."""
+"""The reference backend: the loop of csrc/decoding/loop.cpp over the torch passes of `passes.py`."""
 
-from collections.abc import Generator, Iterator, Sequence
-from threading import RLock
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..backend import Cancellation, RunOptions, check_ids, common_prefix, logprobs_by_logits, one_at_a_time
+from .. import _native
+from ..backend import Cancellation, RunOptions, check_ids, logprobs_by_logits
+from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
+from ..cpu.memory import SHARE, kv_memory_of
 from ..errors import PpsdError, UsageError
 from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
@@ -18,21 +20,10 @@ from ..models.exit_head import ExitHead
 from ..models.head_file import HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
-from ..pipeline.schedule import MAX_ROWS, Auto, Schedule
-from ..planning.planner_pool import PlannerPool, kind_of
+from ..pipeline.schedule import Auto, Schedule
 from ..sampling.params import EXTRAS, SamplingParams
-from .eagle_stage import EagleDraftStage
-from .ngrams import Ngrams
-from .pipeline import Pipeline, Ticks
-from .sampler import Sampler
-from .stage import DraftStage, Taps, VerifyStage
-from .text_stages import TorchStages
-from .timeline import Timeline
+from .passes import PAGE, TorchPasses
 
-if TYPE_CHECKING:
-    from .._native import Costs, Planner
-
-CONTEXT = 128  # rows of text after which `auto` measures, where the model takes so many
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -57,24 +48,33 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 class TorchBackend:
-    """One model, one head, one sequence at a time."""
-
     name = "torch"
     copies = siblings = True
     extras = EXTRAS
-    concurrency = 1
-    longest = 1 << 31
+    concurrency = MOST_ANSWERS
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None, kv_memory: int | str | None = None
+    ) -> None:
         self.torch_device = pick_device(device)
         self.torch_dtype = pick_dtype(dtype, self.torch_device)
         if threads is not None:
             torch.set_num_threads(threads)
         self.model = LlamaForCausalLM.from_checkpoint(checkpoint, self.torch_dtype, self.torch_device)
+        on_gpu = self.torch_device.type == "cuda"
+        if kv_memory is None and on_gpu:
+            kv_memory = int(torch.cuda.mem_get_info(self.torch_device)[0] * SHARE)
+        self._kv_memory = kv_memory_of(kv_memory)
+        if checkpoint.config.rope_scaling is not None and checkpoint.config.rope_scaling.by_length:
+            self.concurrency = 1  # texts of the loop share one table of rotations
         self._on_gpu_before_fork = False
-        self._working = RLock()  # of the thread that uses the stages: an answer begins after another one's round
+        self._answers = Answers(weakly(self._make_loop))
         self.use_head(None)
         hears_of_forks(self)
+
+    @property
+    def longest(self) -> int:
+        return PAGE * self._pages
 
     @property
     def device(self) -> str:
@@ -94,42 +94,34 @@ class TorchBackend:
 
     def use_head(self, file: HeadFile | None) -> None:
         """Split the layers at the head's exit; without a head all of them verify."""
+        self._answers.forget_loop()
         self._head: ExitHead | Eagle3Head | None = None
         if isinstance(file, Eagle3File):
             self._head = Eagle3Head.from_file(file, self.model)
         elif file:
             self._head = ExitHead.from_file(file, self.model)
+        self._pages = min(self._kv_memory // self._passes().page_bytes, 1 << 24)
         self.know(None)
-        self._make_stages()
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
         self._counted = successors
-        self._ngrams = Ngrams()
+        self._ngrams = _native.Ngrams()
         if successors is not None:
-            self._ngrams.know(successors.tolist())
-
-    def _new_stages(self) -> tuple[DraftStage, VerifyStage]:
-        if isinstance(self._head, Eagle3Head):
-            taps = Taps(self._head.eagle.taps, self.model.model.embed_tokens.weight)
-            return EagleDraftStage(self.model, self._head, taps), VerifyStage(self.model, 0, taps=taps)
-        first = self._head.info.exit_layer if self._head else 0
-        return DraftStage(self.model, self._head), VerifyStage(self.model, first)
-
-    def _make_stages(self) -> None:
-        self._draft, self._verify = self._new_stages()
-        self._tokens: list[int] = []  # what the stages' rows were computed from
-        self._active: Pipeline | None = None
-        self._costs: Costs | None = None
-        self._planners = PlannerPool()
-        self._timeline: Timeline | None = None
+            self._ngrams.know(successors)
 
     def forked(self) -> None:
         torch.set_num_threads(1)  # it would wait for its others for ever
-        self._working = RLock()
-        self._active = None
+        self._answers.forked()
+        self.know(self._counted)  # anew: a thread that is not here may have been in it
         self._on_gpu_before_fork = self.torch_device.type == "cuda"
-        if not self._on_gpu_before_fork:
-            self._make_stages()
+
+    def _passes(self) -> TorchPasses:
+        if self._on_gpu_before_fork:
+            raise PpsdError(NO_GPU_AFTER_FORK)
+        return TorchPasses(self.model, self._head)
+
+    def _make_loop(self) -> _native.Loop:
+        return _native.Loop.of_passes(self._passes(), self._pages, self.concurrency, PROMPT_ROWS)
 
     def rounds(
         self,
@@ -140,66 +132,19 @@ class TorchBackend:
         options: RunOptions,
         cancellation: Cancellation,
     ) -> Generator[Round | Drafted, None, None]:
-        """Decode one answer. Rows that an earlier answer's text shares with `prompt` are not computed again."""
-        if options.oracle:
-            raise UsageError("the torch backend drafts by no oracle; use --backend cpu")
-        with self._working:
-            self._retire()
-            planner = None
-            if isinstance(schedule, Auto):
-                from . import auto
-
-                planner = self._plan(schedule, params)
-                planner.begin(len(prompt))
-                schedule = planner.schedule()
-            self._keep_common(prompt, own=limits.own)
-            self._reserve(limits.end)
-            self._timeline = Timeline() if options.trace else None
-            mask, ticks = options.masks() if options.masks else None, self._ticks(schedule)
-            sampler = Sampler(params, len(prompt) - limits.own, mask, limits.stop_ids)
-            ngrams = None if options.owner is None else self._ngrams
-            stages = self._draft, self._verify
-            pipeline = Pipeline(*stages, schedule, sampler, limits, ticks, self._timeline, ngrams, options.owner or 0)
-            self._active = pipeline
-        events = pipeline.run(prompt)
-        if planner is not None:
-            events = auto.replanned(pipeline, planner, events)
-        try:
-            while (event := self._next(pipeline, events, cancellation)) is not None:
-                if options.report_drafts or isinstance(event, Round):
-                    yield event
-        finally:
-            with self._working:
-                if self._active is pipeline:
-                    self._retire()
-
-    def _next(
-        self, pipeline: Pipeline, events: Iterator[Round | Drafted], cancellation: Cancellation
-    ) -> Round | Drafted | None:
-        with self._working:
-            one_at_a_time(self._active is pipeline, cancellation)
-            return None if cancellation.asked else next(events, None)
+        return self._answers.decode(prompt, params, schedule, limits, options, cancellation, self._ngrams)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self.model.config.vocab_size)
-        with self._working:
-            self._retire()
-            self._keep_common(ids, last)
-            self._reserve(len(ids))
-            self._draft.run_tokens(ids[self._draft.length :])
-            start = self._verify.length
-            self._tokens = list(ids)
-            logits = self._verify.logits(self._draft.exit_hidden(start, len(ids) - start), last)
-        return logits.float().cpu().numpy()
+        return self._passes().scores(ids)(len(ids) - last, len(ids))
 
     def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
-        return logprobs_by_logits(self.logits, ids, top)
+        check_ids(ids, 1, self.model.config.vocab_size)
+        scores = self._passes().scores(ids)
+        return logprobs_by_logits(lambda some, last: scores(len(some) - last, len(some)), ids, top)
 
-    def stages(self, params: SamplingParams) -> TorchStages:
-        if self._on_gpu_before_fork:
-            raise PpsdError(NO_GPU_AFTER_FORK)
-        draft, verify = self._new_stages()
-        return TorchStages(draft, verify, Sampler(params))
+    def stages(self, params: SamplingParams) -> _native.Stages:
+        return _native.Stages.of_passes(self._passes(), params)
 
     def bytes_per_token(self, context: int) -> int:
         weights = sum(parameter.nbytes for parameter in self.model.parameters())  # a tied LM head counts once
@@ -208,59 +153,14 @@ class TorchBackend:
         return weights + self.model.config.kv_values * self.torch_dtype.itemsize * context
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
-        return list(self._timeline.spans) if self._timeline else []
+        return self._answers.last.spans() if self._answers.last else []
 
     def facts(self) -> dict[str, Any]:
-        return {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+        return {
+            "torch": torch.__version__,
+            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            "kv_megabytes": round(self._kv_memory / 1e6, 1),
+        }
 
     def explain(self) -> str:
-        """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
-        if self._planners.used is None or self._costs is None:
-            return ""
-        from ..planning.planner import explain
-
-        return explain(self._planners.used, self._costs)
-
-    def _plan(self, schedule: Auto, params: SamplingParams) -> "Planner":
-        from .auto import measure
-
-        assert self._head is not None, "without a head there is nothing to choose"
-        if self._costs is None:
-            context = max(min(CONTEXT, self.model.config.max_position_embeddings - MAX_ROWS), 1)
-            self._tokens = []
-            self._reserve(context + MAX_ROWS)
-            self._costs = measure(self._draft, self._verify, context)
-        return self._planners.planner(kind_of(schedule, params), self._costs, self._head.info)
-
-    def _keep_common(self, prompt: Sequence[int], last: int = 1, own: int = 0) -> None:
-        """Roll back to the rows that `prompt` shares with the stages; the `last` ones are always run again."""
-        self._draft.begin_text(len(prompt) - own)
-        self._verify.begin_text(len(prompt) - own)
-        keep = min(common_prefix(self._tokens, prompt), len(prompt) - last)
-        self._draft.rollback(keep)
-        self._verify.rollback(keep)
-
-    def _retire(self) -> None:
-        """End the answer in progress, if any; its text's rows stay for the next one to share."""
-        if self._on_gpu_before_fork:
-            raise PpsdError(NO_GPU_AFTER_FORK)
-        if self._active is not None:
-            self._active.cancel()
-            self._tokens, self._active = self._active.tokens, None
-
-    def _reserve(self, capacity: int) -> None:
-        try:
-            self._draft.reserve(capacity)
-            self._verify.reserve(capacity)
-        except RuntimeError as error:  # torch's out-of-memory errors, of the CPU and of CUDA
-            reason = str(error).splitlines()[0]
-            raise PpsdError(f"no memory for a KV cache of {capacity} tokens ({reason}); lower --max-tokens") from None
-
-    def _ticks(self, schedule: Schedule) -> Ticks:
-        """How many draft steps a verification takes, by the number of layers that each goes through."""
-        if self._head is None or not schedule.overlap:
-            return Ticks()
-        early = self._head.info.exit_layer + len(self._head.layers)
-        late = self.model.config.num_hidden_layers - self._head.info.exit_layer
-        ratio = max(1, round(late / early))
-        return Ticks(stages=ratio) if schedule.max_chunk == 1 else Ticks(per_stage=ratio)
+        return ""  # passes are measured as they are made, and no schedule is predicted

@@ -7,7 +7,7 @@ from support import FAMILIES, tiny_model, write_model
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.models.rope import Rope
-from ppsd_rt.reference.stage import DraftStage, VerifyStage
+from ppsd_rt.reference.passes import TorchPasses
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -69,13 +69,7 @@ def test_batched_logits_equal_transformers(folder, peer):
 def test_staged_logits_equal_transformers(folder, peer):
     model = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
     ids = prompt()
-    draft, verify = DraftStage(model, None), VerifyStage(model, 0)
-    draft.reserve(128)
-    verify.reserve(128)
-    draft.begin_text(ids.shape[1])
-    verify.begin_text(ids.shape[1])
-    draft.run_tokens(ids[0].tolist())
-    logits = verify.logits(draft.exit_hidden(0, ids.shape[1]), last=ids.shape[1])
+    logits = torch.from_numpy(TorchPasses(model, None).scores(ids[0].tolist())(0, ids.shape[1]))
     expected = peer(ids).logits[0]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4 * expected.abs().max())
 

@@ -6,9 +6,9 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE, make, state_of
+from sampler_twin import Sampler
 from support import slow
 
-from ppsd_rt.reference.sampler import Sampler
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.heads import Scratch, heads, sampling_words
 from ppsd_rt.triton_kernels.linear import Weight

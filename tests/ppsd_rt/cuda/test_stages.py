@@ -12,6 +12,7 @@ from stage_support import PROMPT, VOCAB, head_of, model_of, plain_of, records_of
 from support import slow, write_model
 
 import ppsd_rt.cuda.prompt
+from ppsd_rt import _native
 from ppsd_rt.backend import Oracle
 from ppsd_rt.cpu.importance import importance_for
 from ppsd_rt.cuda.draft_vocabulary import DraftVocabulary
@@ -22,7 +23,7 @@ from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadFile
 from ppsd_rt.models.llama import from_numpy
 from ppsd_rt.models.text_ids import MOST
-from ppsd_rt.reference.stage import DraftStage, VerifyStage
+from ppsd_rt.reference.passes import TorchPasses
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.linear import Weight, quantise, quantise_int4
 from ppsd_rt.triton_kernels.state import (
@@ -122,15 +123,13 @@ def test_drafts_are_the_references(kind, exit_layer):
     for _ in range(3):
         stages.draft_step()
     text = stages.text[: known + 4].tolist()
-    draft, verify = DraftStage(model, head_of(model, kind, exit_layer)), VerifyStage(model, exit_layer)
-    for stage in (draft, verify):
-        stage.reserve(64)
-    draft.run_tokens(text[:known])
-    verify.logits(draft.exit_hidden(0, known), 1)
-    draft.learn(known - 1, verify.last_hidden()[-1])
+    torch_stages = _native.Stages.of_passes(TorchPasses(model, head_of(model, kind, exit_layer)), GREEDY)
+    torch_stages.reserve(64)
+    torch_stages.draft(0, text[:known], False)
+    torch_stages.verify(0, text[:known], 1)
+    torch_stages.learn(known - 1)
     for place in range(known, known + 3):
-        draft.run_tokens([text[place]])
-        assert text[place + 1] == int(draft.draft_logits().argmax())
+        assert text[place + 1] == torch_stages.draft(place, [text[place]], True)[0]
     stages.early_step()
     stages.verification()
     assert text_of(stages) == plain_of(model, PROMPT, GREEDY, stages.state[START].item() + 1)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import scipy
 import torch
+from sampler_twin import Sampler, confidence
 from support import slow
 
 from ppsd_rt.errors import UsageError
-from ppsd_rt.reference.sampler import Sampler, confidence
 from ppsd_rt.sampling.params import SamplingParams
 
 

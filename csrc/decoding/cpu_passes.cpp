@@ -1,4 +1,4 @@
-#include "passes.h"
+#include "cpu_passes.h"
 
 #include <algorithm>
 #include <chrono>
@@ -9,15 +9,13 @@
 
 namespace ppsd {
 
-Passes::Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, const std::vector<int>& keep, bool late)
-    : model_(std::move(model)),
-      own_team_(std::move(team)),
-      team_(own_team_.get()),
+CpuPasses::CpuPasses(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, const std::vector<int>& keep, bool late)
+    : Passes(std::move(model), std::move(team)),
       early_(*model_->kernels, model_->shape, model_->format, model_->kv, pointers(model_->layers, 0, model_->exit_layer),
              members()),
       exit_(*model_->kernels, model_->shape, model_->format, model_->kv,
             pointers(model_->exit_layers, 0, int(model_->exit_layers.size())), members(), early_.end()),
-      eagle_(model_->eagle ? std::make_unique<EagleStack>(*model_->kernels, *model_->eagle, model_->format, model_->kv,
+      eagle_(model_->eagle ? std::make_unique<CpuEagleStack>(*model_->kernels, *model_->eagle, model_->format, model_->kv,
                                                           members(), exit_.end())
                            : nullptr),
       late_(*model_->kernels, model_->shape, model_->format, model_->kv,
@@ -25,6 +23,7 @@ Passes::Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team
             eagle_ ? eagle_->end() : exit_.end()),
       kept_width_(keep.size() * size_t(model_->shape.hidden_size)),
       feedback_(*model_->kernels, model_->shape, model_->exit_feedback, members(), kPassRows) {
+  use(nullptr);
   if (model_->drafts())
     exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->drafting_head(), members());
   if (!keep.empty() && early_.size() > 0) throw std::runtime_error("hidden states are kept without an exit head");
@@ -41,7 +40,7 @@ Passes::Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team
   states_.resize(floats);
 }
 
-double Passes::draft_share() const {
+double CpuPasses::draft_share() const {
   size_t early = 0, late = (head_ ? model_->head : model_->drafting_head()).lm_head.bytes();   // over ranks a guess
   const auto bytes = [](const PackedLayer& layer) {
     return layer.qkv.bytes() + layer.o.bytes() + (layer.has_mlp() ? layer.gate_up.bytes() + layer.down.bytes() : 0);
@@ -60,20 +59,20 @@ double Passes::draft_share() const {
   return double(early) / double(std::max(all, size_t(1)));
 }
 
-void Passes::reserve(int rows, int rotated_as) {
+void CpuPasses::reserve(int rows, int rotated_as) {
   if (rows <= capacity_ && rotated_as == rotated_as_) return;
   if (rows > capacity_) capacity_ = std::max(rows, 2 * capacity_);
   rope_ = make_rope(model_->rotary, capacity_, rotated_as_ = rotated_as);
   if (eagle_) eagle_->reserve(capacity_);
 }
 
-void Passes::embed(const int* ids, int rows, float* x) {
+void CpuPasses::embed(const int* ids, int rows, float* x) {
   for (int r = 0; r < rows; ++r, x += model_->shape.hidden_size) ppsd::embed(model_->embedding, ids[r], x);
 }
 
 // -- drafts ------------------------------------------------------------------------------------------------------------
 
-bool Passes::early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
+bool CpuPasses::early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
                    const Cancelled& cancelled) {
   if (early_.size() == 0) return true;
   const auto begun = std::chrono::steady_clock::now();
@@ -87,12 +86,12 @@ bool Passes::early(const std::vector<Segment>& segments, float* x, const std::ve
   return done && (!dwell_ || dwell_->first.until(begun, dwell_->first.of(rows), cancelled));
 }
 
-int Passes::distance(const Draw& draw) const {
+int CpuPasses::distance(const Draw& draw) const {
   const int away = draw.feedback != nullptr ? draw.position() - 1 - draw.feedback->position : 0;
   return away >= 1 && away <= feedback_.most_distance() ? away : 0;
 }
 
-bool Passes::pass_exit(const std::vector<Segment>& segments, const Cancelled& cancelled) {
+bool CpuPasses::pass_exit(const std::vector<Segment>& segments, const Cancelled& cancelled) {
   exit_.begin_pass(segments);
   bool done = true;
   team_->run([&](int member) {
@@ -101,7 +100,7 @@ bool Passes::pass_exit(const std::vector<Segment>& segments, const Cancelled& ca
   return done;
 }
 
-void Passes::catch_up(const Segment& rows, const float* states) {
+void CpuPasses::catch_up(const Segment& rows, const float* states) {
   const size_t hidden = size_t(model_->shape.hidden_size);
   for (int done = 0; done < rows.rows; done += kPassRows) {
     const int count = std::min(kPassRows, rows.rows - done);
@@ -110,7 +109,7 @@ void Passes::catch_up(const Segment& rows, const float* states) {
   }
 }
 
-bool Passes::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
+bool CpuPasses::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
   const size_t hidden = size_t(model_->shape.hidden_size);
   int rows = 0;
   for (const Draw& draw : *draws) rows += draw.rows.rows;
@@ -141,7 +140,7 @@ bool Passes::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
 }
 
 // The last rows lie together, and one matrix is for all of them: feedback, layers and head in one go.
-bool Passes::draw_at_once(const std::vector<Draw*>& draws, const Cancelled& cancelled) {
+bool CpuPasses::draw_at_once(const std::vector<Draw*>& draws, const Cancelled& cancelled) {
   const size_t hidden = size_t(model_->shape.hidden_size), row_bytes = hidden * sizeof(float);
   const int away = distance(*draws.front());
   std::vector<Segment> segments;
@@ -168,7 +167,7 @@ bool Passes::draw_at_once(const std::vector<Draw*>& draws, const Cancelled& canc
   return done;
 }
 
-bool Passes::draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& cancelled) {
+bool CpuPasses::draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& cancelled) {
   const size_t hidden = size_t(model_->shape.hidden_size), row_bytes = hidden * sizeof(float);
   const auto from = [&](size_t i) { return drawn_from_.data() + i * hidden; };
   for (size_t i = 0; i < draws.size(); ++i)
@@ -202,11 +201,11 @@ bool Passes::draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& can
   return true;
 }
 
-bool Passes::draw_by_eagle(const std::vector<Draw*>& draws) {
+bool CpuPasses::draw_by_eagle(const std::vector<Draw*>& draws) {
   const size_t hidden = size_t(model_->shape.hidden_size);
   std::vector<EagleStack::Work> works;
   for (const Draw* draw : draws) works.push_back({draw->text, draw->rows.blocks, draw->rows.spans, draw->position() - 1});
-  eagle_->advance(*team_, works);
+  eagle_->advance(works);
   for (size_t i = 0; i < draws.size(); ++i)
     std::memcpy(drawn_from_.data() + i * hidden, draws[i]->text->output(), hidden * sizeof(float));
   ask_head(draws);
@@ -214,7 +213,7 @@ bool Passes::draw_by_eagle(const std::vector<Draw*>& draws) {
 }
 
 // On the rows in drawn_from_.
-void Passes::ask_head(const std::vector<Draw*>& draws) {
+void CpuPasses::ask_head(const std::vector<Draw*>& draws) {
   std::vector<Head::Row> rows;
   const float* x = drawn_from_.data();
   for (const Draw* draw : draws) rows.push_back({x, draw->sampler, draw->position(), draw->vocabulary}), x += model_->shape.hidden_size;
@@ -223,7 +222,7 @@ void Passes::ask_head(const std::vector<Draw*>& draws) {
 }
 
 // From the logits of its row: a draft token, and a second choice if it may be as probable as the bar.
-void Passes::take(Draw* draw, int chosen) const {
+void Passes::take(Draw* draw, int chosen) {
   const DraftVocabulary& ids = *draw->vocabulary;
   Draft& draft = draw->draft;
   draft = {ids.ids() ? ids.ids()[0] : 0, 0.0};   // all logits NaN, or nothing allowed: any id, which verification rejects
@@ -258,7 +257,7 @@ double seconds(Clock::time_point from, Clock::time_point to) { return std::chron
 
 }  // namespace
 
-Passes::Chosen Passes::verify(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
+Passes::Chosen CpuPasses::verify(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
                               const std::vector<Head::Row>& rows, const Cancelled& cancelled) {
   Chosen out;
   const bool at_once = in_place(rows, size_t(model_->shape.hidden_size));
@@ -287,25 +286,25 @@ Passes::Chosen Passes::verify(const std::vector<Segment>& segments, float* x, co
   return out;
 }
 
-uint16_t* Passes::kept_at(uint8_t* const* blocks, int row) const {
+uint16_t* CpuPasses::kept_at(uint8_t* const* blocks, int row) const {
   return reinterpret_cast<uint16_t*>(blocks[row / kSpan] + late_.end()) + size_t(row % kSpan) * kept_width_;
 }
 
-void Passes::keep_tapped(const std::vector<Segment>& segments) {
+void CpuPasses::keep_tapped(const std::vector<Segment>& segments) {
   const float* from = late_.tapped();
   for (const Segment& segment : segments)
     for (int row = segment.start; row < segment.start + segment.rows; ++row, from += kept_width_)
       std::transform(from, from + kept_width_, kept_at(segment.blocks, row), float_to_bf16);
 }
 
-std::vector<uint16_t> Passes::kept(uint8_t* const* blocks, int rows) const {
+std::vector<uint16_t> CpuPasses::kept(uint8_t* const* blocks, int rows) const {
   std::vector<uint16_t> all(size_t(rows) * kept_width_);
   for (int row = 0; row < rows; ++row)
     std::copy_n(kept_at(blocks, row), kept_width_, all.data() + size_t(row) * kept_width_);
   return all;
 }
 
-void Passes::adopt(int position, uint8_t* const* blocks, bool late) {
+void CpuPasses::adopt(int position, uint8_t* const* blocks, bool late) {
   early_.adopt(position, blocks);
   if (late) late_.adopt(position, blocks);
 }

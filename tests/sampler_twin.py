@@ -1,4 +1,4 @@
-"""Filters, and the choice of a token by shared noise."""
+"""The readable twin of csrc/cpu/sampler.cpp: filters, and the choice of a token by shared noise."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..backend import NO_NUMBER, common_prefix
-from ..errors import PpsdError
-from ..pipeline.rounds import Logprob
-from ..sampling.grammar import TokenMask
-from ..sampling.noise import gumbel
-from ..sampling.params import SamplingParams
+from ppsd_rt.backend import NO_NUMBER, common_prefix
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.pipeline.rounds import Logprob
+from ppsd_rt.sampling.grammar import TokenMask
+from ppsd_rt.sampling.noise import gumbel
+from ppsd_rt.sampling.params import SamplingParams
 
 
 class Sampler:

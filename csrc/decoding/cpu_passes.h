@@ -1,0 +1,73 @@
+// Passes on the C++ kernels, by a team of threads; the KV cache lies in the loop's own blocks.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "../pipeline/dwell.h"
+#include "passes.h"
+
+namespace ppsd {
+
+class CpuPasses final : public Passes {
+ public:
+  // keep: after so many layers, the hidden states of all rows are kept beside the KV cache. late: its late layers are here, and
+  // not on other ranks.
+  CpuPasses(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, const std::vector<int>& keep = {}, bool late = true);
+
+  // Early layers and exit head are worked on by this one, which has no more members, from now on; null: by its own, as all layers.
+  void use(Team* team) {
+    team_ = team != nullptr ? team : own_team_.get();
+    if (eagle_) eagle_->use(team_);
+  }
+  size_t block_bytes() const override { return late_.end() + kSpan * kept_width_ * sizeof(uint16_t); }
+  bool uses_feedback() const override { return feedback_.most_distance() > 0; }
+  bool lags() const override { return exit_.size() > 0; }
+  double draft_share() const override;
+  void reserve(int rows, int rotated_as) override;
+  const float* rope() const { return rope_.data(); }
+  size_t late_begin() const { return late_.begin(); }   // of a block
+
+  void embed(const int* ids, int rows, float* x) override;
+  bool early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings, const Cancelled& cancelled) override;
+  bool draw(std::vector<Draw>* draws, const Cancelled& cancelled) override;
+  void catch_up(const Segment& rows, const float* states) override;
+  Chosen verify(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
+                const std::vector<Head::Row>& rows, const Cancelled& cancelled) override;
+  std::exception_ptr failure(const Sampler* sampler) const override { return head_->failure(sampler); }
+  const float* tapped(int row) const override { return late_.tapped() + size_t(row) * tap_width(); }
+  void read_taps(EagleText* text, uint8_t* const* blocks, int spans) override { eagle_->catch_up(text, blocks, spans); }
+  void adopt(int position, uint8_t* const* blocks, bool late) override;
+
+  // Of the rows [0, rows) of a text: [rows][keep][hidden] bfloat16, before any norm.
+  std::vector<uint16_t> kept(uint8_t* const* blocks, int rows) const;
+  // For benchmarks: of the early layers, and seconds of a draft step of the exit head.
+  void dwell(Dwell early, double draw) { dwell_ = {std::move(early), draw}; }
+
+ private:
+  int distance(const Draw& draw) const;
+  bool pass_exit(const std::vector<Segment>& segments, const Cancelled& cancelled);
+  bool draw_at_once(const std::vector<Draw*>& draws, const Cancelled& cancelled);
+  bool draw_by_eagle(const std::vector<Draw*>& draws);
+  bool draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& cancelled);
+  void ask_head(const std::vector<Draw*>& draws);
+  void keep_tapped(const std::vector<Segment>& segments);
+  uint16_t* kept_at(uint8_t* const* blocks, int row) const;
+
+  Team* team_ = nullptr;      // at work
+  LayerStack early_, exit_;
+  std::unique_ptr<CpuEagleStack> eagle_;   // or null
+  LayerStack late_;
+  const size_t kept_width_;   // of a row, in numbers
+  FeedbackStack feedback_;
+  std::unique_ptr<Head> head_;   // null: on another rank
+  std::unique_ptr<Head> exit_head_;
+  std::vector<float> rope_;
+  int capacity_ = 0, rotated_as_ = 0;
+  std::optional<std::pair<Dwell, double>> dwell_;
+  std::vector<float> exits_, drawn_from_, states_;   // [kPassRows][hidden]
+};
+
+}  // namespace ppsd

@@ -1,0 +1,105 @@
+#include "text_stages.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ppsd {
+
+TextStages::TextStages(std::unique_ptr<Passes> passes, const Sampling& sampling)
+    : passes_(passes.release()),
+      sampling_(sampling),
+      drafting_(*passes_->model().kernels, passes_->model().shape.vocab_size, passes_->members()),
+      verifying_(*passes_->model().kernels, passes_->model().shape.vocab_size, passes_->members()),
+      vocabulary_(passes_->draft_vocabulary()) {
+  begin(0, 0);
+}
+
+void TextStages::begin(int answer, uint64_t key) {
+  sampling_.seed = key;
+  sampling_.answer = answer;
+  drafting_.begin(sampling_, 0);
+  verifying_.begin(sampling_, 0);
+  vocabulary_ = passes_->draft_vocabulary();
+  eagle_ = {};
+  exits_.clear();
+  headed_ = 0;
+  heard_.reset();
+  kept_.clear();
+  passes_->reserve(int(table_.size()) * kSpan, passes_->model().rotary.matters(answer));
+}
+
+void TextStages::reserve(int capacity) {
+  const int count = (capacity + kSpan - 1) / kSpan, held = int(table_.size());
+  if (count <= held) return;
+  auto grown = std::make_unique<Blocks>(passes_->block_bytes(), count);
+  if (held > 0) std::memcpy(grown->at(0), blocks_->at(0), size_t(held) * passes_->block_bytes());
+  passes_->lie_in(grown.get());
+  blocks_ = std::move(grown);
+  table_.resize(size_t(count));
+  for (int block = 0; block < count; ++block) table_[size_t(block)] = blocks_->at(block);
+  passes_->reserve(count * kSpan, passes_->model().rotary.matters(sampling_.answer));
+}
+
+std::optional<std::pair<int, double>> TextStages::draft(int start, const std::vector<int>& ids, bool draw) {
+  if (heard_ && heard_->position >= start) heard_.reset();   // that row is void
+  exits_.resize(size_t(start) * hidden());
+  headed_ = std::min(headed_, start);
+  vocabulary_.roll_back(start);
+  drafting_.know(start, ids.data(), int(ids.size()));
+  if (passes_->taps() > 0 && !ids.empty()) eagle_.know(start, ids.data(), int(ids.size()));
+  for (size_t done = 0; done < ids.size(); done += kPassRows) {
+    const int rows = int(std::min(size_t(kPassRows), ids.size() - done)), first = drafted();
+    exits_.resize(size_t(first + rows) * hidden());
+    float* x = exits_.data() + size_t(first) * hidden();
+    passes_->embed(ids.data() + done, rows, x);
+    passes_->early({segment(first, rows)}, x);
+  }
+  if (!draw) return std::nullopt;
+  vocabulary_.follow(drafting_.ids());
+  const int end = drafted(), first = passes_->lags() ? std::min(headed_, end - 1) : end - 1;
+  std::vector<Passes::Draw> draws{{segment(first, end - first), exits_.data() + size_t(first) * hidden(), heard_ ? &*heard_ : nullptr,
+                                   &drafting_, &vocabulary_, 0.0, &eagle_, {}}};
+  passes_->draw(&draws);
+  headed_ = end;
+  return std::make_pair(draws.front().draft.token, draws.front().draft.confidence);
+}
+
+std::vector<int> TextStages::verify(int start, const std::vector<int>& ids, int last) {
+  const int end = start + int(ids.size()), first = end - last;
+  std::vector<int> own;
+  std::vector<float> x;
+  verifying_.know(start, ids.data(), int(ids.size()));
+  for (int done = start; done < end;) {
+    const int rows = done < first ? std::min(kPassRows, first - done) : std::min(kPassRows, end - done);
+    x.assign(exits_.begin() + ptrdiff_t(size_t(done) * hidden()), exits_.begin() + ptrdiff_t(size_t(done + rows) * hidden()));
+    std::vector<Head::Row> choosing;
+    for (int r = 0; done >= first && r < rows; ++r) choosing.push_back({x.data() + size_t(r) * hidden(), &verifying_, done + r + 1});
+    const std::vector<int> chosen = passes_->verify({segment(done, rows)}, x.data(), {}, choosing).ids;
+    if (std::find(chosen.begin(), chosen.end(), Sampler::kNone) != chosen.end()) throw std::runtime_error(kNoNumber);
+    own.insert(own.end(), chosen.begin(), chosen.end());
+    if (passes_->taps() > 0) {
+      if (eagle_.pending() + rows > kPassRows) passes_->read_taps(&eagle_, table_.data(), int(table_.size()));
+      eagle_.verified(done, rows, passes_->tapped(0), passes_->tap_width());
+    }
+    if (done >= first && passes_->uses_feedback()) keep(done, x.data(), rows);
+    done += rows;
+  }
+  return own;
+}
+
+void TextStages::learn(int position) {
+  if (!passes_->uses_feedback()) return;
+  const auto row = kept_.begin() + ptrdiff_t(hidden() * size_t(position - kept_from_));
+  heard_ = Feedback{position, {row, row + ptrdiff_t(hidden())}};
+  kept_.clear();
+}
+
+void TextStages::keep(int start, const float* states, int rows) {
+  const int kept = int(kept_.size() / hidden());
+  if (start < kept_from_ || start > kept_from_ + kept) kept_.clear();
+  if (kept_.empty()) kept_from_ = start;
+  kept_.resize(hidden() * size_t(start - kept_from_));
+  kept_.insert(kept_.end(), states, states + size_t(rows) * hidden());
+}
+
+}  // namespace ppsd
