@@ -17,7 +17,7 @@ from .sampling.params import SamplingParams
 
 
 class RowStages(Protocol):
-    """Rows of one text through the layers: `_native.Stages`, or `reference.text_stages.TorchStages`.
+    """Rows of one text through the layers: `_native.Stages`.
 
     They check nothing. A call with `start` voids the rows that are held from there on: rolling back writes a length.
     """

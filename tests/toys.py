@@ -1,4 +1,4 @@
-"""What the tests of the loop share: stages without a model, and schedules of every kind."""
+"""What the tests of the loop share: language models without a model, and schedules of every kind."""
 
 import random
 
@@ -17,76 +17,6 @@ from ppsd_rt.pipeline.stop_rules import (
 
 VOCAB = 12
 PROMPT = [1, 2, 3]
-
-
-class ToyDraft:
-    """A draft stage without a model: the `hidden state` of a row is its history, the drafts come from a function."""
-
-    def __init__(self, drafts, draft_ids=None):
-        self.length, self.draft_ids = 0, draft_ids
-        self.drafts, self.ids = drafts, []
-        self.learned, self.siblings = [], {}
-
-    def follow(self, text):
-        pass
-
-    def run_tokens(self, ids):
-        assert ids, "a pass without rows"
-        self.ids += ids
-        self.length += len(ids)
-
-    def exit_hidden(self, start, count):
-        assert start + count <= self.length, "verification was given rows that have not been run"
-        return [self.ids[: row + 1] for row in range(start, start + count)]
-
-    def draft_logits(self):
-        return self.drafts(self.ids)
-
-    def run_sibling(self, position, token):
-        assert position < self.length and self.ids[position] != token
-        self.siblings[position] = [*self.ids[:position], token]
-
-    def sibling_hidden(self, position):
-        return [self.siblings[position]]
-
-    def adopt(self, position):
-        self.ids = list(self.siblings[position])
-        self.length = position + 1
-
-    def learn(self, position, last_hidden):
-        assert len(last_hidden) == position + 1, "the history of another row"
-        self.learned.append((position, last_hidden))
-
-    def rollback(self, length):
-        self.length = min(self.length, length)
-        del self.ids[self.length :]
-
-
-class ToyVerify:
-    def __init__(self, truth):
-        self.length, self.truth, self.rows = 0, truth, []
-
-    def logits(self, exit_hidden, last):
-        assert len(exit_hidden[0]) == self.length + 1, "rows must come in order, without gaps"
-        self.length += len(exit_hidden)
-        self.rows.append(len(exit_hidden))
-        self.last = exit_hidden[-last:]
-        return torch.stack([self.truth(history) for history in exit_hidden[-last:]])
-
-    def sibling_logits(self, exit_hidden, position):
-        assert position < self.length and len(exit_hidden[0]) == position + 1
-        self.last = exit_hidden
-        return torch.stack([self.truth(exit_hidden[0])])
-
-    def adopt(self, position):
-        assert position < self.length
-        self.length = position + 1
-
-    def last_hidden(self):
-        return self.last
-
-    def rollback(self, length):
-        self.length = min(self.length, length)
 
 
 def hashed_logits(salt):

@@ -8,7 +8,7 @@ from ..ranks.options import RankOptions
 from ..ranks.world import World
 
 OVER_RANKS = ("generate", "watch", "serve", "engine", "check", "info")
-DEVICES = {"cpu": ("auto", "cpu"), "torch": ("auto", "cpu", "cuda"), "cuda": ("auto", "cpu", "cuda")}
+DEVICES = {"cpu": ("auto", "cpu"), "cuda": ("auto", "cpu", "cuda")}
 SILENCES = (0.5, 3600.0)  # seconds; a sign of life comes every quarter of a second
 
 
@@ -25,7 +25,7 @@ def join_ranks(args: argparse.Namespace, world: World) -> bool:
 def rank_options(args: argparse.Namespace) -> RankOptions:
     backend = "cpu" if args.backend == "auto" else args.backend
     if backend not in DEVICES:
-        raise UsageError(f"--backend {quoted(backend)} is unknown to ranks; they run auto, {', '.join(DEVICES)}")
+        raise UsageError(f"--backend {quoted(backend)} does not run over ranks; they run auto, {', '.join(DEVICES)}")
     if args.device not in DEVICES[backend]:
         raise UsageError(
             f"with --backend {backend} ranks take --device {' or '.join(DEVICES[backend])}, not {args.device}; a rank "

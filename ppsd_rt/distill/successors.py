@@ -46,7 +46,9 @@ def foreseen(counted: npt.NDArray[Any], texts: Sequence[Text]) -> float | None:
     right = judged = 0
     for text in texts:
         ids = [-1, -1, *text.ids.tolist()]
-        for before, last, token in zip(ids[text.answer :], ids[text.answer + 1 :], ids[text.answer + 2 :], strict=False):
+        for before, last, token in zip(
+            ids[text.answer :], ids[text.answer + 1 :], ids[text.answer + 2 :], strict=False
+        ):
             right += follows.get((before, last), follows.get((-1, last))) == token
             judged += 1
     return right / judged if judged else None

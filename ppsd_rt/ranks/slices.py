@@ -186,8 +186,6 @@ def slices_for(
 ) -> Slices:
     """Raises PpsdError where this rank cannot run that backend."""
     dtype, kv_dtype = formats
-    if backend == "torch":
-        raise UsageError("the torch backend runs in one process; ranks need --backend cpu or cuda")
     if backend != "cpu" and kv_dtype != "auto":
         raise UsageError(f"the {backend} backend has the KV cache in the model's dtype; leave --kv-dtype out")
     if backend != "cpu" and kv_memory is not None:

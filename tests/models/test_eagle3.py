@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from eagle_support import CASES, DRAFT, HIDDEN, VOCABULARY, config_of, contexts, draft_ids, embedding, tensors_of
+from eagle_support import CASES, DRAFT, VOCABULARY, config_of, contexts, draft_ids, embedding, tensors_of
 from eagle_support import write_eagle3 as write
 from safetensors.numpy import save_file
 from support import FAMILIES, tiny_model, write_model
@@ -16,8 +16,8 @@ from ppsd_rt.find_head import find_head
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.eagle3 import Eagle3File
 from ppsd_rt.models.eagle3_head import Eagle3Head
-from ppsd_rt.reference.eagle_stage import EagleDraftStage
-from ppsd_rt.reference.stage import Taps
+from ppsd_rt.models.llama import LlamaForCausalLM
+from ppsd_rt.reference.passes import TorchPasses
 
 GOLDEN = Path(__file__).parent / "golden" / "eagle3.npz"
 
@@ -35,16 +35,11 @@ def checkpoint(model):
     return Checkpoint(model)
 
 
-def stage_of(file, checkpoint):
-    """A draft stage on the head, and the taps that it reads."""
-    from ppsd_rt.models.llama import LlamaForCausalLM
-
+def passes_of(file, checkpoint):
     made = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
-    taps = Taps(file.eagle.taps, made.model.embed_tokens.weight)
-    return EagleDraftStage(made, Eagle3Head.from_file(file, made), taps), taps
+    return TorchPasses(made, Eagle3Head.from_file(file, made))
 
 
-@torch.inference_mode()
 @pytest.mark.parametrize("case", CASES)
 def test_chains_are_those_of_the_reference(case, checkpoint, tmp_path):
     """Six tokens after each of forty contexts: the same ids, and logits within 1e-4."""
@@ -52,52 +47,19 @@ def test_chains_are_those_of_the_reference(case, checkpoint, tmp_path):
     with np.load(GOLDEN) as golden:
         expected_ids, expected_logits = golden[f"ids{number}"], golden[f"logits{number}"]
     file = find_head(str(write(tmp_path / "head", case)), checkpoint)
-    stage, taps = stage_of(file, checkpoint)
-    stage.reserve(64)
+    passes = passes_of(file, checkpoint)
+    passes.reserve(64, 0)
     ids = draft_ids(case)
     for (context, states), chain, logits in zip(contexts(case, 40), expected_ids, expected_logits, strict=True):
-        stage.rollback(0)
-        stage.run_tokens(context.tolist())
-        for position, row in enumerate(torch.from_numpy(states)):
-            taps.put(position, row.view(-1, HIDDEN))
-        taps.length = len(states)
-        drafted = []
+        row, tokens, features = 0, context[1:].tolist(), states  # of rows whose next token and feature are there
         for step in range(6):
-            found = stage.draft_logits()
-            torch.testing.assert_close(found, torch.from_numpy(logits[step]), atol=1e-4, rtol=0)
-            drafted.append(int(ids[int(found.argmax())]))
-            stage.run_tokens(drafted[-1:])
-        assert drafted == chain.tolist()
-
-
-@torch.inference_mode()
-def test_a_chain_goes_on_from_verified_features(checkpoint, tmp_path):
-    """After verdicts and roll-backs the head drafts as one that has seen nothing but the text as it is."""
-    file = find_head(str(write(tmp_path / "head")), checkpoint)
-    (stage, taps), (fresh, known) = stage_of(file, checkpoint), stage_of(file, checkpoint)
-    context, states = max(contexts("safeailab", 40), key=lambda each: len(each[0]))
-    rows = torch.from_numpy(states).view(len(states), -1, HIDDEN)
-    for each, kept in ((stage, taps), (fresh, known)):
-        each.reserve(64)
-        for position, row in enumerate(rows):
-            kept.put(position, row)
-    stage.run_tokens(context[:8].tolist())
-    taps.length = 7
-    for wrong in (3, 4, 5):  # drafts, of which the model keeps none
-        stage.draft_logits()
-        stage.run_tokens([wrong])
-    stage.rollback(8)
-    stage.run_tokens(context[8:12].tolist())
-    taps.length = 11
-    found = stage.draft_logits()
-    fresh.run_tokens(context[:12].tolist())
-    known.length = 11
-    assert torch.equal(found, fresh.draft_logits())
-    stage.run_tokens([9, 9])  # copies: the head has not been asked in between
-    fresh.run_tokens([9])
-    fresh.draft_logits()
-    fresh.run_tokens([9])
-    assert torch.equal(stage.draft_logits(), fresh.draft_logits())
+            features = features[: len(tokens)].reshape(len(tokens), -1)
+            output = passes.eagle([(row, len(tokens), [0])], tokens, features, step == 0)[-1:]
+            row += len(tokens)
+            (found,) = passes.draw([((row - 1, 1, [0]), output, 0, output, ())], None)
+            np.testing.assert_allclose(found, logits[step], atol=1e-4, rtol=0)
+            tokens, features = [int(ids[int(found.argmax())])], output
+            assert tokens == [chain[step]]
 
 
 def test_where_the_taps_are(checkpoint, tmp_path):
@@ -204,7 +166,7 @@ def test_a_weight_that_is_not_finite(checkpoint, tmp_path):
     tensors["midlayer.mlp.up_proj.weight"][3, 5] = np.nan
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(PpsdError, match=r"layers\.0\.mlp\.up_proj\.weight has a NaN or an infinite weight"):
-        stage_of(find_head(str(folder), checkpoint), checkpoint)
+        passes_of(find_head(str(folder), checkpoint), checkpoint)
 
 
 def test_a_head_for_a_model_of_another_family(tmp_path):

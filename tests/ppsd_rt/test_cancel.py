@@ -181,14 +181,14 @@ def test_two_threads_iterate_over_one_answer(engine, expected):
 
 @pytest.mark.parametrize("late", [False, True])
 def test_the_stages_are_told(engine, late):
-    """What has not been asked for yet is not decoded: the threads of the cpu backend are 64 events ahead at most."""
+    """What has not been asked for yet is not decoded: the loop is 64 events ahead at most."""
     ids, cancellation = engine.encode("cancel"), Cancellation()
     limits = Limits(len(ids) + 400, frozenset())
     rounds = engine.backend.rounds(ids, LONG, parse_schedule("plain"), limits, RunOptions(), cancellation)
     if late:
         next(rounds)
     cancellation.ask()
-    assert len(list(rounds)) <= (66 if engine.backend.name == "cpu" else 0)
+    assert len(list(rounds)) <= 66
 
 
 def test_the_next_answer_begins_after_the_round_of_the_one_before(engine, expected):

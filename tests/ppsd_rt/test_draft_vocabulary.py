@@ -9,7 +9,6 @@ from ppsd_rt import Committed, Engine, RunOptions, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.text_ids import MOST
 from ppsd_rt.pipeline.rounds import Drafted
-from ppsd_rt.reference.draft_vocabulary import DraftVocabulary
 
 SIZE = 1000
 LISTED = range(0, SIZE, 50)
@@ -75,8 +74,9 @@ def test_only_what_is_listed_or_stands_in_the_text_is_drafted(folder, backend):
     assert own > 0  # of the answer's ids
 
 
-def test_a_draft_does_not_depend_on_company(folder):
-    engine = load(folder, dtype="int8")
+@pytest.mark.parametrize(("backend", "dtype"), [("cpu", "int8"), ("torch", "bfloat16")])
+def test_a_draft_does_not_depend_on_company(folder, backend, dtype):
+    engine = load(folder, backend, dtype=dtype)
     params = SamplingParams(max_tokens=40, ignore_eos=True)
     prompts = [[*PROMPT, 100 + number, 200 + number, 300 + number] for number in range(6)]
     options = RunOptions(report_drafts=True)
@@ -96,21 +96,6 @@ def test_a_draft_does_not_depend_on_company(folder):
             else:
                 events[number].append(event)
     assert [drafts(each) for each in events] == alone
-
-
-def test_the_newest_ids_are_kept():
-    table = torch.eye(2 * MOST + 10)
-    vocabulary = DraftVocabulary(torch.tensor([3, 5]), table)
-    text = [*range(2 * MOST), 40, 5]
-    by_steps = DraftVocabulary(torch.tensor([3, 5]), table)
-    for length in (3, 700, len(text)):
-        by_steps.follow(text[:length])
-    vocabulary.follow(text)
-    newest = {40, *range(MOST + 1, 2 * MOST)}
-    assert set(vocabulary.ids.tolist()) == {3, 5, *newest} == set(by_steps.ids.tolist())
-    x = torch.arange(2.0 * MOST + 10)
-    logits = vocabulary.logits(x, x[[3, 5]])
-    np.testing.assert_array_equal(logits, vocabulary.ids.float())
 
 
 def test_a_long_text_leaves_the_newest_ids(folder):

@@ -16,7 +16,7 @@ from ppsd_rt._native import testing
 from ppsd_rt.backend import Oracle
 from ppsd_rt.cpu import memory
 from ppsd_rt.cpu.memory import kv_memory_of, spare_memory
-from ppsd_rt.sampling.grammar import words
+from ppsd_rt.sampling.grammar import Grammar, words
 from ppsd_rt.turns import Turn, Turns
 
 HANG = 60.0  # seconds after which a test is over; none is about how soon
@@ -94,6 +94,43 @@ def test_a_thread_is_not_taken_for_one_that_has_ended():
     assert len({id(turn.thread) for turn in turns}) == len(turns)
 
 
+EIGHT = (
+    {
+        "grammar": Grammar(
+            "json_schema", '{"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"]}'
+        )
+    },
+    {"repetition_penalty": 1.3, "temperature": 0.7, "seed": 2},
+    {"presence_penalty": 0.9, "frequency_penalty": 0.4, "logprobs": 2},
+    {"logprobs": 3, "temperature": 1.1, "top_k": 20, "top_p": 0.9, "seed": 4},
+    {"logit_bias": {40: 4.0}, "min_p": 0.05, "temperature": 1.0, "seed": 5},
+    {"temperature": 1.3, "seed": 6},
+    {"grammar": Grammar("regex", "[a-f]{5,30}!"), "temperature": 1.0, "seed": 7, "logprobs": 0},
+    {},
+)
+
+
+@pytest.mark.parametrize("schedule", ["eesd:stop_rule=fixed,length=3", "auto"])
+def test_each_of_eight_is_what_it_is_alone(engine, schedule):
+    """With schemas, penalties, log-probabilities, and one that is cancelled in the middle; plain decoding's tokens."""
+    pytest.importorskip("llguidance")
+    asked = [SamplingParams(**{"max_tokens": 30, **options}) for options in EIGHT]
+    prompts = ["the same beginning, " * 4 + "and more"[:number] for number in range(8)]
+    alone = [engine.generate(prompt, each, "plain").run() for prompt, each in zip(prompts, asked, strict=True)]
+    together = [engine.generate(prompt, each, schedule) for prompt, each in zip(prompts, asked, strict=True)]
+    streams = [generation.events() for generation in together]
+    for place in range(40):
+        for number, stream in enumerate(streams):
+            next(stream, None)
+            if (place, number) == (2, 7):
+                together[7].cancel()
+    for generation, expected in zip(together[:7], alone[:7], strict=True):
+        found = generation.run()
+        assert (found.ids, found.text, found.logprobs) == (expected.ids, expected.text, expected.logprobs)
+    assert together[7].completion.finish_reason == "cancelled"
+    assert together[7].completion.ids == alone[7].ids[: len(together[7].completion.ids)]
+
+
 # -- threads -------------------------------------------------------------------------------------------------------
 
 
@@ -109,10 +146,9 @@ def test_threads_get_their_answers(engine, alone):
     assert answers == {(prompt, schedule): alone[prompt] for prompt in PROMPTS for schedule in SCHEDULES}
 
 
-def test_an_answer_that_waits_is_cancelled(engine, alone):
+def test_an_answer_that_waits_is_cancelled(engine, alone, monkeypatch):
     """It leaves the queue at once, while the one before is half-iterated; the next in the queue has its turn."""
-    if engine.backend.concurrency > 1:
-        pytest.skip("this backend lets nobody wait")
+    monkeypatch.setattr(engine, "_turns", Turns(1))  # as of a backend that decodes one at a time
     first = engine.generate(PROMPTS[0], params(), "plain")
     stream = iter(first)
     tokens = [next(stream)]
@@ -439,16 +475,13 @@ def test_kv_memory(cpu, tmp_path):
     for wrong in ("a lot", "0", -1, "4 X", True):
         with pytest.raises(UsageError, match="is no size: write bytes, or a text such as 512M or 4G"):
             Engine.from_pretrained(folder, backend="cpu", kv_memory=wrong)
-    with pytest.raises(UsageError, match="kv_memory needs --backend cpu"):
-        Engine.from_pretrained(folder, backend="torch", kv_memory="1G")
     assert kv_memory_of("2G") == 2 * 2**30
     assert kv_memory_of(" 512 MiB") == 512 * 2**20
     assert kv_memory_of(1000) == 1000
-    small = Engine.from_pretrained(
-        folder, exit_head="none", backend="cpu", dtype="float32", threads=1, kv_memory="100K"
-    )
-    with pytest.raises(PpsdError, match=r"no memory for a KV cache of \d+ tokens; lower --max-tokens"):
-        small.generate("x", params(max_tokens=400)).run()
+    for backend in ("cpu", "torch"):
+        small = Engine.from_pretrained(folder, exit_head="none", backend=backend, dtype="float32", kv_memory="100K")
+        with pytest.raises(PpsdError, match=r"no memory for a KV cache of \d+ tokens; lower --max-tokens"):
+            small.generate("x", params(max_tokens=400)).run()
 
 
 def test_no_memory_for_a_loop_is_said(cpu, monkeypatch):

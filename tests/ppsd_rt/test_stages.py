@@ -12,7 +12,6 @@ from ppsd_rt import Engine, PpsdError, SamplingParams, Stages, UsageError, _nati
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Drafted
-from ppsd_rt.reference.text_stages import TorchStages
 
 PROMPT = list(b"the stages of one text, " * 4)  # more rows than share a pass
 SAMPLED = {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 4}
@@ -228,6 +227,3 @@ def test_every_native_class_says_what_it_is():
     classes = {name: value for name, value in vars(_native).items() if isinstance(value, type)}
     assert len(classes) > 20
     assert [name for name, value in classes.items() if not vars(value).get("__doc__")] == []
-    assert {name for name in vars(_native.Stages) if not name.startswith("_")} == {
-        name for name in vars(TorchStages) if not name.startswith("_")
-    }

@@ -46,7 +46,7 @@ class Material:
     questions, text: as ids. isas to stages: what a `Setup` is drawn from, by weight. head: an exit head, `auto` for
     any; exit_layer: after which it drafts, of `auto` the shipped one; None: there is none. engine: False where the
     engine is given (ranks, backends other than cpu). most_at_once: answers that an engine decodes side by side.
-    row_bytes: of a KV cache, for a token in the widest format. copies, siblings, oracles: what it can draft. overlaps:
+    row_bytes: of a KV cache, for a token in the widest format. copies, siblings: what it can draft. overlaps:
     may it draft while it verifies? extras: does it know `SamplingParams.extras`? grammars: is llguidance there, which
     grammars need?
     """
@@ -69,7 +69,6 @@ class Material:
     copies: bool = True
     siblings: bool = True
     overlaps: bool = True
-    oracles: bool = True
     extras: bool = True
     grammars: bool = True
 
@@ -260,7 +259,7 @@ def _with_extras(params: SamplingParams, material: Material) -> SamplingParams:
 
 def _answer(rng: Random, material: Material, drafts: bool, text: int) -> Answer:
     kind, schedule = draw_schedule(rng, drafts, material.copies, material.siblings, material.overlaps)
-    oracle = material.oracles and schedule.drafts and rng.random() < 0.75
+    oracle = schedule.drafts and rng.random() < 0.75
     high = 1 - rng.random() / 8  # mostly: a long draft that is thrown away costs more than plain decoding
     return Answer(
         text,

@@ -110,7 +110,6 @@ def _material(args: argparse.Namespace, engine: Engine, own: bool) -> Material:
         copies=backend.copies,
         siblings=backend.siblings,
         overlaps=engine.head is None or engine.head.kind != EAGLE3,
-        oracles=backend.name != "torch",
         extras=bool(backend.extras),
         grammars="grammar" in backend.extras and find_spec("llguidance") is not None,
     )

@@ -13,6 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -355,15 +356,14 @@ def test_check_finds_no_difference(run, head, tmp_path):
 
 def test_check_reports_the_first_difference_with_both_logits(run, head, tmp_path, monkeypatch):
     """Break exactness on purpose: a verification that looks at the wrong row."""
-    from ppsd_rt.reference.stage import VerifyStage
+    from ppsd_rt.reference.passes import TorchPasses
 
-    right = VerifyStage.logits
+    right = TorchPasses.logits
 
-    def wrong(self, exit_hidden, last):
-        logits = right(self, exit_hidden, last)
-        return logits.roll(1, 0) if last > 1 else logits
+    def wrong(self, rows):
+        return np.roll(right(self, rows), 1, 0)
 
-    monkeypatch.setattr(VerifyStage, "logits", wrong)
+    monkeypatch.setattr(TorchPasses, "logits", wrong)
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"id": "a", "prompt": "one"}\n')
     args = ("check", "--prompts", path, "-n", 30, "--exit-head", head, "--backend", "torch")

@@ -456,7 +456,7 @@ def test_memory_for_kv_caches_is_each_ranks_own(folder):
     assert blocks("8M") == 2 * blocks("4M") > 0
     assert blocks("8M", local_size=1) == blocks("8M"), "what is asked for is not shared"
     with pytest.raises(UsageError, match="kv_memory"):
-        slices_for("torch", "cpu", ("float32", "auto"), 1, [], 1, 2, "4M")
+        slices_for("cuda", "cpu", ("float32", "auto"), 1, [], 1, 2, "4M")
 
 
 def test_a_loop_of_one_process_has_no_other_ranks(engine):

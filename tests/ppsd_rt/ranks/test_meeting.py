@@ -298,15 +298,6 @@ def test_what_an_eagle3_head_is_told_beside_its_tensors_must_be_the_same(start, 
     assert lines[0].startswith("rank 1 has exit head eagle3 after layer 0")
 
 
-def test_ranks_of_torch_do_not_draft_with_an_eagle3_head(start, tmp_path):
-    """Rank 1 says it, for whom rank 0 waits: a rank 0 that fails does not wait for those that are still to come."""
-    head = str(write_eagle3(tmp_path / "head"))
-    lines = start({0: {"exit_head": head}, 1: {"exit_head": head, "backend": "torch"}})
-    assert set(lines) == {lines[0]}
-    assert lines[0].startswith("rank 1: ")
-    assert lines[0].endswith(": an EAGLE-3 head does not draft over ranks of torch: use --backend cpu")
-
-
 # -- connecting --------------------------------------------------------------------------------------------------------
 
 

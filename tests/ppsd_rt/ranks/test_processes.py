@@ -40,7 +40,7 @@ def options(folder):
 
 @pytest.mark.parametrize(
     "machine",
-    [["--dtype", "int8"], ["--dtype", "int4"], ["--backend", "torch"]],
+    [["--dtype", "int8"], ["--dtype", "int4"]],
     ids=" ".join,
 )
 @pytest.mark.slow

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 from rank_support import Pipeline, ids_of
-from support import loud_head, slow, write_model
+from support import loud_head, write_model
 
-from ppsd_rt import Engine, Oracle, SamplingParams, UsageError, _native
+from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.ranks import stage
 from ppsd_rt.ranks.control import Kind
 from ppsd_rt.ranks.links import PASSES, VERDICTS
-from ppsd_rt.ranks.slices import slices_for
 
 LAYERS = 6
 PROMPT = list(range(3, 80))  # more than a pass takes
@@ -49,9 +48,8 @@ def pipeline(folder):
         each.close()
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("sizes", [(2, 4), (2, 1, 3), (0, 6), (0, 2, 4)], ids=str)
-def test_verdicts_bring_home_what_a_feedback_head_hears(folder, pipeline, tmp_path, sizes, backend):
+def test_verdicts_bring_home_what_a_feedback_head_hears(folder, pipeline, tmp_path, sizes):
     """In turns the drafts are those of one process: the head has received the same."""
     path, params = tmp_path / "head.safetensors", SamplingParams(max_tokens=30, ignore_eos=True)
     schedule = "eesd:length=3,stop_rule=fixed"
@@ -59,11 +57,9 @@ def test_verdicts_bring_home_what_a_feedback_head_hears(folder, pipeline, tmp_pa
     for strength in (0.5, 0.0):
         head = loud_head(Checkpoint(folder).hash, strength, exit_layer=sizes[0], num_hidden_layers=LAYERS)
         head.save(path, torch.float32)
-        engine = Engine.from_pretrained(
-            folder, exit_head=path, backend=backend, device="cpu", dtype="float32", threads=1
-        )
+        engine = Engine.from_pretrained(folder, exit_head=path, backend="cpu", dtype="float32", threads=1)
         one = [event.round for event in engine.generate(PROMPT, params, schedule).events()]
-        several = pipeline(sizes, head=path, format="float32", backend=backend).run(PROMPT, params, schedule)
+        several = pipeline(sizes, head=path, format="float32").run(PROMPT, params, schedule)
         assert ids_of(several) == ids_of(one)
         judged = [[[draft.token for draft in round.judged] for round in rounds] for rounds in (one, several)]
         assert judged[0] == judged[1]
@@ -108,44 +104,6 @@ def test_stations_record_their_passes_where_an_answer_asks_for_it(pipeline, sche
     assert [station.spans() for station in stages.stations] == [[], []]
 
 
-@pytest.mark.parametrize(("format", "tied"), [("float32", True), slow("bfloat16", False), slow("float16", True)])
-def test_torch_stages_give_the_tokens_of_one_process(tmp_path, tied, format):
-    """Every rank has its layers only; norms and biases too."""
-    shape = {"num_hidden_layers": LAYERS, "tie_word_embeddings": tied, "attention_bias": True}
-    folder = write_model(tmp_path / "model", **shape)
-    path = tmp_path / "head.safetensors"
-    loud_head(Checkpoint(folder).hash, **shape).save(path)
-    engine = Engine.from_pretrained(folder, exit_head=path, backend="torch", device="cpu", dtype=format, threads=1)
-    for sizes, head in (((2, 1, 3), path), ((3, 3), "none")):
-        stages = Pipeline(folder, sizes, head=head, format=format, backend="torch")
-        whole = sum(parameter.nbytes for parameter in engine.backend.model.model.layers[0].parameters())
-        try:
-            assert stages.slices[1].bytes - whole * sizes[1] in (
-                (0,) if len(sizes) == 3 else (stages.choosing(engine),)
-            )
-            for place, changes in enumerate(SAMPLINGS):
-                params = SamplingParams(max_tokens=16, ignore_eos=True, **changes)
-                prompt = PROMPT[: 20 + 28 * place]
-                plain = engine.generate(prompt, params, "plain").run().ids
-                for schedule in ("plain", "elastic") if head == path else ("plain",):
-                    assert ids_of(stages.run(prompt, params, schedule)) == plain, (schedule, changes)
-        finally:
-            stages.close()
-
-
-def test_torch_stages_keep_the_rows_of_the_text_before(folder, pipeline):
-    engine = Engine.from_pretrained(folder, exit_head="none", backend="torch", device="cpu", dtype="float32", threads=1)
-    stages = pipeline((2, 2, 2), backend="torch", format="float32")
-    params = SamplingParams(max_tokens=24, ignore_eos=True)
-    first = ids_of(stages.run(PROMPT, params, "elastic"))
-    more = [*PROMPT, *first, 7, 8, 9]
-    rounds = stages.run(more, params, "elastic")
-    assert rounds[0].rows == 4  # the last committed token's row, and the new ones
-    assert ids_of(rounds) == engine.generate(more, params, "plain").run().ids
-    stages.loop.forget_rows()
-    assert stages.run(more, params, "plain")[0].rows == len(more)
-
-
 BIASED = {"logit_bias": {7: 3.0, 9: -100.0}, "logprobs": 3, "stop_token_ids": (7, 2**31 - 1), "min_tokens": 20}
 EXTRAS = [
     {"presence_penalty": 0.8, "frequency_penalty": -0.3, **BIASED},
@@ -153,16 +111,14 @@ EXTRAS = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("options", EXTRAS, ids=["greedy", "sampled"])
 @pytest.mark.parametrize("sizes", [(2, 4), (2, 2, 2)], ids=str)
-def test_penalties_biases_and_logprobs_are_those_of_one_process(folder, pipeline, sizes, options, backend):
+def test_penalties_biases_and_logprobs_are_those_of_one_process(folder, pipeline, sizes, options):
     """The sampler's settings go to the last rank, and what it says of tokens comes back."""
     params = SamplingParams(max_tokens=40, ignore_eos=True, **options)
-    format = "int8" if backend == "cpu" else "float32"
-    engine = Engine.from_pretrained(folder, exit_head="norm:2", backend=backend, dtype=format, threads=1)
+    engine = Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="int8", threads=1)
     expected = engine.generate(PROMPT, params, "plain").run()
-    stages = pipeline(sizes, backend=backend, format=format)
+    stages = pipeline(sizes, format="int8")
     for schedule in ("plain", "eesd", "elastic:lookup=1"):
         rounds = stages.run(PROMPT, params, schedule)
         assert ids_of(rounds) == expected.ids
@@ -174,50 +130,15 @@ def test_penalties_biases_and_logprobs_are_those_of_one_process(folder, pipeline
             assert [each for _, each in one.top] == pytest.approx([each for _, each in own.top], abs=1e-5)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_timing_a_stage_leaves_it_fit_for_an_answer(folder, pipeline, backend):
-    format = "int8" if backend == "cpu" else "float32"
-    engine = Engine.from_pretrained(folder, exit_head="none", backend=backend, device="cpu", dtype=format, threads=1)
-    stages = pipeline((2, 4), backend=backend, format=format)
+def test_timing_a_stage_leaves_it_fit_for_an_answer(folder, pipeline):
+    engine = Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype="int8", threads=1)
+    stages = pipeline((2, 4), format="int8")
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     for _ in range(2):  # after a short answer, and after one that is longer than the timed context
         stages.drafter.time_step(True, 128)
         stages.stations[0].time_pass(16, 128)
         stages.loop.forget_rows()
         assert ids_of(stages.run(PROMPT, params, "elastic")) == engine.generate(PROMPT, params, "plain").run().ids
-
-
-def test_a_torch_stage_whose_rows_are_void_ends_at_a_layer(folder):
-    """And says so, to whom asked for them: the rows of a later message take their place."""
-    from ppsd_rt.ranks.torch_stages import TorchVerify, torch_slice
-
-    model = torch_slice(Checkpoint(folder), (2, 6), False, True, torch.float32, torch.device("cpu"))
-    assert model.model.embed_tokens.weight.device.type == "cpu"  # it is tied to the LM head
-    assert model.model.layers[1].mlp.up_proj.weight.device.type == "meta"
-    verify, asked = TorchVerify(model, 2, 6), []
-    verify.begin(0, 64, 5, SamplingParams())
-    rows = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
-
-    def cancelled():
-        asked.append(1)
-        return len(asked) == 3
-
-    assert verify.run(0, [1, 2, 3, 4, 5], rows, cancelled) is None
-    assert len(asked) == 3  # in front of the third of its layers
-    verify.run(0, [1, 2, 3, 4, 5], rows, lambda: False)
-    fresh = TorchVerify(model, 2, 6)
-    fresh.begin(0, 64, 5, SamplingParams())
-    fresh.run(0, [1, 2, 3, 4, 5], rows, None)
-    assert verify.choose(5) == fresh.choose(5)
-
-
-def test_torch_ranks_draft_by_an_oracle(pipeline):
-    stages, params = pipeline((2, 4), backend="torch", format="float32"), SamplingParams(max_tokens=9, ignore_eos=True)
-    truth = (*PROMPT, *ids_of(stages.run(PROMPT, params, "plain")))
-    for acceptance, accepted in ((1.0, 3), (0.0, 0)):
-        rounds = stages.run(PROMPT, params, "eesd:length=3,stop_rule=fixed", oracle=Oracle(truth, acceptance))
-        assert (*PROMPT, *ids_of(rounds)) == truth
-        assert [round.accepted for round in rounds[1:3]] == [accepted] * 2
 
 
 @pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
@@ -230,13 +151,6 @@ def test_ranks_keep_keys_and_values_as_they_are_told(tmp_path, kv):
         assert ids_of(stages.run(PROMPT, params, "elastic")) == engine.generate(PROMPT, params, "plain").run().ids
     finally:
         stages.close()
-
-
-def test_torch_ranks_say_what_they_cannot_do():
-    with pytest.raises(UsageError, match="KV cache in the model's dtype"):
-        slices_for("torch", "cpu", ("float32", "int8"), 1, [], 0)
-    with pytest.raises(UsageError, match="dtype 'int8' is unknown to the torch backend"):
-        slices_for("torch", "cpu", ("int8", "auto"), 1, [], 0)
 
 
 def test_a_python_stage_that_fails_ends_its_rank(folder):

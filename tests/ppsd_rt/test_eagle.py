@@ -1,4 +1,4 @@
-"""An EAGLE-3 head in C++: it drafts what torch drafts, and no draft changes an answer, alone or among others."""
+"""An EAGLE-3 head: C++ drafts what torch drafts, and no draft changes an answer, alone or among others."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from support import slow, tiny_model, write_model
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.engine import Engine
-from ppsd_rt.errors import PpsdError
+from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.pipeline.rounds import Drafted
 from ppsd_rt.sampling.grammar import Grammar
 from ppsd_rt.sampling.params import SamplingParams
@@ -92,11 +92,13 @@ def test_a_head_that_is_often_right(tmp_path):
         assert engines[1].generate(PROMPT, params, schedule).run().ids == plain.ids, schedule
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+@pytest.mark.parametrize(
+    ("backend", "dtype"), [("cpu", "float32"), ("cpu", "int8"), ("cpu", "int4"), ("torch", "bfloat16")]
+)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_every_schedule_gives_the_plain_answer(folder, head, dtype, temperature):
-    engine = load(folder, head, dtype=dtype, kv_dtype="bfloat16")
-    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3, ignore_eos=True)
+def test_every_schedule_gives_the_plain_answer(folder, head, backend, dtype, temperature):
+    engine = load(folder, head, backend, dtype, **({"kv_dtype": "bfloat16"} if backend == "cpu" else {}))
+    params = SamplingParams(max_tokens=60 if backend == "cpu" else 16, temperature=temperature, seed=3, ignore_eos=True)
     plain = engine.generate(PROMPT, params, "plain").run()
     for schedule in SCHEDULES:
         answer = engine.generate(PROMPT, params, schedule).run()
@@ -105,12 +107,13 @@ def test_every_schedule_gives_the_plain_answer(folder, head, dtype, temperature)
             assert answer.statistics.judged > 0
 
 
-def test_many_at_once(folder, head):
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_many_at_once(folder, head, backend):
     """Prompts that begin alike share blocks; answers of several lengths and schedules, with a grammar among them."""
-    engine = load(folder, head)
+    engine = load(folder, head, backend)
     beginning = "In the beginning was the word. " * 5
     prompts = [beginning + str(i) * (i % 4 + 1) for i in range(10)] + ["x", "y" * 130]
-    params = SamplingParams(max_tokens=90, temperature=0.7, seed=1, ignore_eos=True)
+    params = SamplingParams(max_tokens=90 if backend == "cpu" else 12, temperature=0.7, seed=1, ignore_eos=True)
     alone = [engine.generate(prompt, params, "plain").run().ids for prompt in prompts]
     for schedule in ("eesd:stop_rule=fixed,length=4", "auto"):
         assert [each.ids for each in engine.generate_many(prompts, params, schedule).run()] == alone
@@ -136,6 +139,11 @@ def test_drafts_among_others_are_those_alone(folder, head):
         drafts += [(event.position, event.token) for event in events if isinstance(event, Drafted)]
     for (_, found), expected in zip(running[1:], alone[1:], strict=True):
         assert found == expected[-len(found) :] and len(found) > 20
+
+
+def test_overlap_is_refused(folder, head):
+    with pytest.raises(UsageError, match="reads what verification leaves: use auto or eesd"):
+        load(folder, head, "torch").generate(PROMPT, SamplingParams(), "elastic")
 
 
 @pytest.mark.parametrize("name", ["fc.weight", "midlayer.mlp.up_proj.weight", "norm.weight", "lm_head.weight"])
