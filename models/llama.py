@@ -1,8 +1,8 @@
 """The Llama module tree. Attribute names are the keys of the checkpoint: there is no mapping table.
 
 Every module maps rows to rows and knows nothing of caches. What a row attends to is decided by the caller, who passes
-`attend`: the batched causal attention of `forward_batch` (training, scoring) or a reference stage with its
-KV cache (`ppsd_rt/reference/stage.py`, decoding).
+`attend`: the batched causal attention of `forward_batch` (training, scoring) or passes with their KV cache
+(`ppsd_rt/reference/passes.py`, decoding).
 """
 
 from collections.abc import Callable, Iterable
@@ -161,7 +161,7 @@ class LlamaForCausalLM(nn.Module):
 
         ids: [batch, length]. Returns the hidden states after the final norm [batch, length, hidden] (apply `lm_head`
         to the rows you need) and, for each `layer` in `keep`, the hidden states after the first `layer` layers.
-        Not row-invariant: decoding uses stages (ppsd_rt/reference/stage.py).
+        Not row-invariant: decoding uses passes (ppsd_rt/reference/passes.py).
         """
         attend = causal_attention(rope.of_text(ids.shape[-1]))
         wanted = set(keep)

@@ -214,7 +214,7 @@ class _Drain:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        from ._native import News  # the torch backend does without the extension
+        from ._native import News
 
         self.news, self.pumps = News(), set[_Pump]()
         loop.add_reader(self.news.descriptor, self._look)

@@ -14,7 +14,7 @@ from .pipeline.schedule import Auto, Schedule
 from .sampling.grammar import Masks
 from .sampling.params import SamplingParams
 
-if TYPE_CHECKING:  # the torch backend does without the extension
+if TYPE_CHECKING:
     from ._native import LoopAnswer
 
 NO_NUMBER = "the model's output is not a number: its weights are damaged, or overflow in this format"
@@ -29,7 +29,7 @@ class Oracle:
 
     truth: the ids of the whole text, prompt included, as plain decoding gives it. The work of drafting is done all the
     same, so schedules can be measured at any acceptance. second: where the draft is wrong, the chance that its sibling
-    is right (0: no draft has one); on the cpu backend and over ranks.
+    is right (0: no draft has one); not on the cuda backend.
     """
 
     truth: tuple[int, ...]
@@ -44,7 +44,7 @@ class RunOptions:
 
     masks: the engine's, of the grammar that the sampling asks for.
     prompt_progress: called now and then while the prompt is computed, with the rows done and the rows to do; the last
-    time with all of them, however it ends. The cpu backend calls it, the others do not.
+    time with all of them, however it ends. The cpu and torch backends call it.
     owner: drafts are copied from this text and from others of the same owner, and from nobody else's; None: from this
     text alone.
     kept: where the engine keeps answers to learn from, this one too.

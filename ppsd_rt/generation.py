@@ -19,7 +19,7 @@ from .statistics import Statistics
 from .text import StopStrings
 from .turns import Turn, Turns
 
-if TYPE_CHECKING:  # the torch backend does without the extension
+if TYPE_CHECKING:
     from ._native import LoopAnswer
 
 Prompt = str | Iterable[Mapping[str, str]] | Iterable[int]

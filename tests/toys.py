@@ -2,9 +2,11 @@
 
 import random
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from ppsd_rt import _native
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, MOST_LOOKAHEAD, PLAIN, Schedule
 from ppsd_rt.pipeline.stop_rules import (
     BetaThompson,
@@ -71,3 +73,57 @@ copying_schedules = st.builds(
     st.booleans(),
 )
 schedules = st.one_of(st.just(PLAIN), drafting_schedules, copying_schedules)
+
+
+class ToyPasses:
+    """Passes without a model, as ppsd_rt/reference/passes.py has them: a row is its id, the KV cache holds ids, and
+    logits come from functions of the text so far."""
+
+    hidden_size, vocab_size, draft_share, draft_ids, taps = 1, VOCAB, 0.5, (), ()
+    drafts = True
+    lags = hears = follows = False
+
+    def __init__(self, truth, drafts):
+        self.rotary = _native.Rotary([1.0])
+        self._truth, self._drafts = truth, drafts
+        self._cache, self._beside, self._rows = {}, {}, []
+
+    def reserve(self, rows, rotated_as):
+        pass
+
+    def change(self, wiped, copies):
+        for page in wiped:
+            self._cache[page] = {}
+        for origin, copy in copies:
+            self._cache[copy] = dict(self._cache[origin])
+
+    def embed(self, ids):
+        return np.array(ids, np.float32)[:, None]
+
+    def _history(self, pages, position):
+        return [self._cache[pages[place // 64]][place % 64] for place in range(position + 1)]
+
+    def early(self, texts, x, siblings, cancelled):
+        ids = iter(x[:, 0].astype(int).tolist())
+        for start, count, pages in texts:
+            for place in range(start, start + count):
+                self._cache.setdefault(pages[place // 64], {})[place % 64] = next(ids)
+        self._beside |= dict(zip(siblings, ids, strict=True))
+        return x
+
+    def late(self, texts, x, siblings, cancelled):
+        spread = [(pages, place) for start, count, pages in texts for place in range(start, start + count)]
+        self._rows = [self._history(*row) for row in spread]
+        assert x[: len(spread), 0].astype(int).tolist() == [history[-1] for history in self._rows]
+        self._rows += [[*self._history(texts[0][2], place)[:-1], self._beside[place]] for place in siblings]
+        return x, None
+
+    def logits(self, rows):
+        assert all(len(self._rows[row]) == position + 1 for row, position in rows)
+        return np.stack([self._truth(self._rows[row]).numpy() for row, _ in rows])
+
+    def draw(self, draws, cancelled):
+        return [self._drafts(self._history(pages, start + count - 1)).numpy() for (start, count, pages), *_ in draws]
+
+    def adopt(self, position, page, late):
+        self._cache[page][position % 64] = self._beside[position]

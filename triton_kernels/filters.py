@@ -6,7 +6,7 @@
     min-p  of those: its probability is at least min_p of the best one's
     choice: of what is left, the best score / T + gumbel(seed, position, id)
 
-The rules are those of ppsd_rt/reference/sampler.py; probabilities are softmax(score / T). Few ids matter: those within
+The rules are those of csrc/cpu/sampler.cpp; probabilities are softmax(score / T). Few ids matter: those within
 a margin of the best, and twice the margin until the filters have what they need; `gather` lists them by index. Each
 filter is a cut in the order of ids, a score and an index; `search` finds it, sixteen scores at a time. Every sum has a
 fixed order, and what does not count enters as zeros, so that it falls as the bar rises, in float32 too.

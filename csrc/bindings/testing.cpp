@@ -28,7 +28,7 @@ void adopt(const std::optional<Sibling>& adopted, const std::map<int, int>& sibl
   ids->push_back(siblings.at(adopted->position));
 }
 
-// Stages made of Python functions, for comparing the lock-step carrier with ppsd_rt/reference/pipeline.py: one thread,
+// Stages made of Python functions, for comparing the lock-step carrier with plain decoding: one thread,
 // and the interpreter lock is held throughout.
 class PyDraftStage final : public DraftStage {
  public:

@@ -1,4 +1,4 @@
-// From logits to a token: the twin of ppsd_rt/reference/sampler.py.
+// From logits to a token: the twin of tests/sampler_twin.py.
 //
 //   token(p) = argmax over ids of (filtered logits / T + gumbel(seed, p, id)); T = 0: argmax of the logits
 //

@@ -1,7 +1,6 @@
 // The lock-step carrier: one thread does all the work in program order, and time is counted in ticks.
 //
-// A run gives the same rounds every time, those of ppsd_rt/reference/pipeline.py, of which this is the twin. By it tests compare
-// the scheduler with the readable loop, event by event.
+// A run gives the same rounds every time: by it tests compare the scheduler's text with plain decoding.
 #pragma once
 
 #include "carrier.h"

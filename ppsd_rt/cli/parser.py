@@ -103,7 +103,9 @@ def model_options(parser: Parser) -> None:
         help="of the KV cache (cpu): auto (as the weights; int4: int8), float32, bfloat16, int8",
     )
     group.add_argument(
-        "--kv-memory", metavar="SIZE", help="for the KV caches of all answers (cpu), such as 4G [half of what is spare]"
+        "--kv-memory",
+        metavar="SIZE",
+        help="for the KV caches of all answers (cpu, torch), such as 4G [half of what is spare]",
     )
     group.add_argument(
         "--threads",

@@ -50,7 +50,7 @@ class PlannerPool:
         self.used: Planner | None = None
 
     def planner(self, kind: AnswerKind, costs: "Costs", head: HeadInfo) -> "Planner":
-        from .planner import Planner, prior  # needs the C++ extension, which `torch` works without
+        from .planner import Planner, prior
 
         if kind not in self._planners:
             self._planners[kind] = Planner(costs, prior(head), kind.lookup, kind.siblings, recycle=kind.recycle)

@@ -1,4 +1,4 @@
-"""Stages that Python runs, as csrc/bindings/ranks.cpp asks them: torch's (torch_stages.py) and CUDA's (cuda_stages.py).
+"""Stages that Python runs, as csrc/bindings/ranks.cpp asks them: CUDA's (cuda_stages.py).
 
 Rows come and go as float32 arrays of the host, which hold bfloat16 and float16 exactly. A stage holds the rows of one
 text, so the loop over such stages has one answer at a time (csrc/decoding/passes.h).
@@ -60,7 +60,7 @@ class PythonStation(_native.PythonStation):
         super().__init__(stage, hidden, last, delay)
 
     def pin(self) -> None:
-        """Torch's threads go where the process may."""
+        """Its threads go where the process may."""
 
     def time_pass(self, rows: int, context: int) -> float:
         """Seconds of a pass over so many rows after `context` others, the choice of tokens included."""
