@@ -208,6 +208,10 @@ class Loop:
 
     def step(self) -> bool: ...
     @staticmethod
+    def of_passes(passes: object, blocks: int, most_answers: int, prompt_rows: int) -> Loop:
+        """passes: what `ppsd_rt.reference.passes.TorchPasses` has. Of KV cache it holds at most so many blocks."""
+
+    @staticmethod
     def over_ranks(
         model: Model,
         cores: Sequence[int],
@@ -465,6 +469,8 @@ class Stages:
     """
 
     def __init__(self, model: Model, threads: int, sampling: SamplingParams) -> None: ...
+    @staticmethod
+    def of_passes(passes: object, sampling: SamplingParams) -> Stages: ...
     def begin(self, answer: int, key: int) -> None: ...
     def reserve(self, capacity: int) -> None: ...
     def draft(self, start: int, ids: Sequence[int], draw: bool) -> tuple[int, float] | None: ...

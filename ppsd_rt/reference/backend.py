@@ -132,7 +132,7 @@ class TorchBackend:
         options: RunOptions,
         cancellation: Cancellation,
     ) -> Generator[Round | Drafted, None, None]:
-        return self._answers.decode(prompt, params, schedule, limits, options, cancellation, self._ngrams)
+        yield from self._answers.decode(prompt, params, schedule, limits, options, cancellation, self._ngrams)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self.model.config.vocab_size)

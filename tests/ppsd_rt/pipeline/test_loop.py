@@ -1,4 +1,4 @@
-"""The loop over toys: whatever the schedules, the company and the room, each answer is what the readable sampler says."""
+"""The loop over toys: whatever the schedules, company and room, each answer is what the readable sampler says."""
 
 import random
 from dataclasses import replace
