@@ -671,9 +671,6 @@ class PythonStation:
     def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int:
         """Words of the message for the next stage; 0: no pass came."""
 
-    def use_masks(self, masks: Callable[[int], TokenMask | None]) -> None:
-        """masks(number): a new mask of that grammar, or None. Before it works."""
-
     def close(self) -> None: ...
     def busy_seconds(self) -> float: ...
     def counts(self) -> StationCounts: ...

@@ -38,17 +38,8 @@ py::object ask(const Cancelled& cancelled) {   // for as long as the call takes
   return cancelled ? py::cpp_function([&cancelled] { return cancelled(); }) : py::object(py::none());
 }
 
-// mask: of its grammar, for this side; only stages of answers that have one are told of it.
-void begin_stage(const py::object& stage, int keep, const Settings& settings, const TokenMask* mask) {
-  py::dict named;
-  if (mask != nullptr) named["mask"] = object_of(*mask);
-  stage.attr("begin")(keep, settings.end, settings.prompt, sampling_params_of(settings.sampling), **named);
-}
-
-// Of a Python object whose grammar has failed, the answer fails; what else goes wrong ends the rank.
-std::optional<std::string> grammar_failure(const py::error_already_set& error) {
-  if (!error.matches(py::module_::import("ppsd_rt.errors").attr("GrammarFailed"))) return std::nullopt;
-  return py::str(error.value()).cast<std::string>();
+void begin_stage(const py::object& stage, int keep, const Settings& settings) {
+  stage.attr("begin")(keep, settings.end, settings.prompt, sampling_params_of(settings.sampling));
 }
 
 // A slice of layers in Python. It holds the rows of one text, and so it has rows of one answer at a time.
@@ -56,7 +47,6 @@ class PythonStage {
  public:
   PythonStage(py::object stage, int hidden, bool last) : stage_(std::move(stage)), hidden_(hidden), last_(last) {}
 
-  void use(PassStage::Masks masks) { masks_ = std::move(masks); }
   bool run(Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
     if (pass->parts.size() != 1) throw std::runtime_error("a stage in Python has one answer at a time");
     const PassPart& part = pass->parts.front();
@@ -71,51 +61,30 @@ class PythonStage {
     if (out.is_none()) return false;
     take_rows(out, part.rows, hidden_, &pass->hidden);
     held_ += part.rows;
-    if (last_ && part.chooses > 0) choose(*pass, part.chooses, verdict);
+    if (!last_ || part.chooses == 0) return true;
+    verdict->chosen = stage_.attr("choose")(part.chooses).cast<std::vector<int32_t>>();
+    if (pass->wants_hidden)
+      verdict->hidden.assign(pass->hidden.end() - ptrdiff_t(part.chooses) * hidden_, pass->hidden.end());
     return true;
   }
 
  private:
   void begin(int keep, const std::vector<int32_t>& words) {
     if (words.size() < size_t(kWireSettings)) throw std::runtime_error("an answer's settings are malformed");
-    Settings settings = settings_of(words);
+    const Settings settings = settings_of(words);
     if (keep > held_)
       throw std::runtime_error("an answer wants to keep " + std::to_string(keep) + " rows; this stage holds " + std::to_string(held_));
-    if (last_ && settings.grammar != 0) {
-      if (!masks_) throw std::runtime_error("this rank knows no grammars");
-      settings.sampling.mask = masks_(settings.grammar);
-    }
+    if (settings.grammar != 0) throw std::runtime_error("this rank knows no grammars");
     held_ = keep;
     end_ = settings.end;
-    logprobs_ = settings.sampling.logprobs >= 0;
     const Callback callback;
-    begin_stage(stage_, keep, settings, settings.sampling.mask.get());
-    mask_ = settings.sampling.mask;
-  }
-  void choose(const Pass& pass, int count, PassVerdict* verdict) {
-    try {
-      verdict->chosen = stage_.attr("choose")(count).cast<std::vector<int32_t>>();
-    } catch (const py::error_already_set& error) {
-      const auto why = grammar_failure(error);
-      if (!why) throw;
-      verdict->chosen.assign(size_t(count), Sampler::kNone);
-      verdict->failures.push_back({0, true, *why});
-    }
-    if (pass.wants_hidden) verdict->hidden.assign(pass.hidden.end() - ptrdiff_t(count) * hidden_, pass.hidden.end());
-    if (!logprobs_) return;
-    if (verdict->failures.empty())
-      for (const auto& [own, top] : stage_.attr("take_logprobs")().cast<std::vector<std::pair<float, std::vector<std::pair<int, float>>>>>())
-        verdict->logprobs.push_back({own, top});
-    verdict->logprobs.resize(size_t(count));
+    begin_stage(stage_, keep, settings);
   }
 
   const py::object stage_;
   const int hidden_;
   const bool last_;
-  PassStage::Masks masks_;
-  std::shared_ptr<TokenMask> mask_;   // of the present answer
   int held_ = 0, end_ = 0;            // rows that have passed, and that the answer may have
-  bool logprobs_ = false;
 };
 
 class PythonStation {
@@ -129,7 +98,6 @@ class PythonStation {
   int hidden() const { return hidden_; }
   int taps() const { return 0; }
   PassStation& station() { return station_; }
-  PythonStage& passes() { return stage_; }
 
  private:
   const int hidden_;
@@ -173,7 +141,7 @@ class PythonPasses final : public Passes {
     const Callback callback;
     heard_.reset();
     const Settings settings{request.limits.end, int(request.prompt.size()) - request.limits.own, 0, request.sampling};
-    begin_stage(stage_, kept, settings, request.sampling.draft_mask.get());
+    begin_stage(stage_, kept, settings);
   }
   void embed(const int* ids, int rows, float*) override { ids_.assign(ids, ids + rows); }
   bool early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>&, const Cancelled& cancelled) override {
@@ -192,14 +160,9 @@ class PythonPasses final : public Passes {
       heard_ = draw.feedback->position;
       stage_.attr("learn")(draw.feedback->position, rows_of(draw.feedback->hidden, 1));
     }
-    try {
-      const py::object drawn = stage_.attr("step")(draw.position(), std::vector<int>(), true, ask(cancelled));
-      if (drawn.is_none()) return false;
-      std::tie(draw.draft.token, draw.draft.confidence) = drawn.cast<std::pair<int, double>>();
-    } catch (const py::error_already_set& error) {   // then any id is drafted, and the last rank's grammar ends the answer
-      if (!grammar_failure(error)) throw;
-      draw.draft = {};
-    }
+    const py::object drawn = stage_.attr("step")(draw.position(), std::vector<int>(), true, ask(cancelled));
+    if (drawn.is_none()) return false;
+    std::tie(draw.draft.token, draw.draft.confidence) = drawn.cast<std::pair<int, double>>();
     return true;
   }
 
@@ -233,9 +196,6 @@ py::class_<Station> bind_station(py::module_& m, const char* name, const char* d
              const py::gil_scoped_release release;
              return rank.station().work(place, milliseconds);
            }, py::arg("out"), py::arg("milliseconds"), "Words of the message for the next stage; 0: no pass came.")
-      .def("use_masks", [](Station& rank, py::object masks) {
-             rank.passes().use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
-           }, py::arg("masks"), "masks(number): a new mask of that grammar, or None. Before it works.")
       .def("close", [](Station& rank) { rank.station().close(); })
       .def("busy_seconds", [](Station& rank) { return rank.station().busy_seconds(); })
       .def("counts", [](Station& rank) { return rank.station().counts(); })
@@ -274,6 +234,9 @@ void bind_ranks(py::module_& m) {
       .def_property_readonly("blocks", &CpuStation::blocks, "Of the loop's KV caches, that there is memory for.")
       .def("dwell", [](CpuStation& station, std::vector<double> seconds) { station.passes().dwell(Dwell(std::move(seconds))); },
            py::arg("seconds"), "For benchmarks: what passes over 1, 2, ... rows take.")
+      .def("use_masks", [](CpuStation& rank, py::object masks) {
+             rank.passes().use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
+           }, py::arg("masks"), "masks(number): a new mask of that grammar, or None. Before it works.")
       .def("pin", &CpuStation::pin)
       .def("time_pass", &CpuStation::time_pass, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 

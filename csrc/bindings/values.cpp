@@ -40,7 +40,7 @@ StopRule stop_rule_of(const py::object& rule) {
   const auto found = std::find_if(std::begin(kKinds), std::end(kKinds), [&](const auto& known) { return kind == known.first; });
   if (found == std::end(kKinds)) {
     const py::object error = py::module_::import("ppsd_rt.errors").attr("UsageError");
-    PyErr_SetString(error.ptr(), ("stop rule " + kind + " is unknown to the C++ pipelines; use --backend torch").c_str());
+    PyErr_SetString(error.ptr(), ("stop rule " + kind + " is unknown; CONTRIBUTING.md says how to add one").c_str());
     throw py::error_already_set();
   }
   StopRule read;
@@ -84,7 +84,6 @@ class PyTokenMask final : public TokenMask {
       throw MaskFailed(py::str(error.value()).cast<std::string>());
     }
   }
-  const py::object& object() const { return mask_; }
 
  private:
   py::object mask_;
@@ -159,8 +158,6 @@ Callback::Callback() { ++callbacks; }
 Callback::~Callback() { --callbacks; }
 
 std::shared_ptr<TokenMask> token_mask_of(py::object mask) { return std::make_shared<PyTokenMask>(std::move(mask)); }
-
-py::object object_of(const TokenMask& mask) { return dynamic_cast<const PyTokenMask&>(mask).object(); }
 
 std::shared_ptr<TokenMask> token_mask_from(const py::object& masks, int grammar) {
   const Callback callback;

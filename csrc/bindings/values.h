@@ -19,7 +19,6 @@ bool read(pybind11::handle from, Oracle* to);
 
 // Of a Python object with `fill(start, ids, rows, address of the bits)`, see ppsd_rt/sampling/grammar.py.
 std::shared_ptr<TokenMask> token_mask_of(pybind11::object mask);
-pybind11::object object_of(const TokenMask& mask);   // the other way round, with the interpreter lock
 // What `masks(grammar)` gives, which may be None; from a thread that decodes.
 std::shared_ptr<TokenMask> token_mask_from(const pybind11::object& masks, int grammar);
 // Python that a thread which decodes calls. Garbage collection may come by, and drop an answer that this thread works on.

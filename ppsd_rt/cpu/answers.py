@@ -74,7 +74,6 @@ class Answers:
         self._decoded: set[Answer] = set()
         self._dropped: deque[Answer] = deque()  # where nobody could wait for their end
         self.last: _native.LoopAnswer | None = None  # for its timeline
-        _living.add(self)
 
     def decode(
         self,
@@ -87,7 +86,8 @@ class Answers:
         ngrams: _native.Ngrams,
         planner: Callable[[bool], _native.Planner | None] = lambda _: None,
     ) -> Generator[Round | Drafted, None, None]:
-        """As `Backend.rounds`. ngrams: of all owners. planner: see `begin`."""
+        """As `Backend.rounds`, in one process. ngrams: of all owners. planner: see `begin`."""
+        _living.add(self)
         request = {
             "sampling": params,
             "schedule": copying(schedule) if isinstance(schedule, Auto) else schedule,

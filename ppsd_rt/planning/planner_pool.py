@@ -1,15 +1,13 @@
 """The planners of a backend: one for each kind of answer, each of which goes on from answer to answer."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from .._native import Costs
 from ..backend import Oracle
 from ..models.head_file import HeadInfo
 from ..pipeline.schedule import Auto
 from ..sampling.params import SamplingParams
-
-if TYPE_CHECKING:
-    from .._native import Costs, Planner
+from .planner import Planner, prior
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,7 @@ class PlannerPool:
         self._planners: dict[AnswerKind, Planner] = {}
         self.used: Planner | None = None
 
-    def planner(self, kind: AnswerKind, costs: "Costs", head: HeadInfo) -> "Planner":
-        from .planner import Planner, prior
-
+    def planner(self, kind: AnswerKind, costs: Costs, head: HeadInfo) -> Planner:
         if kind not in self._planners:
             self._planners[kind] = Planner(costs, prior(head), kind.lookup, kind.siblings, recycle=kind.recycle)
         self.used = self._planners[kind]

@@ -26,10 +26,7 @@ class Held(Protocol):
     def length(self) -> int: ...
 
     def begin(self, keep: int, end: int, prompt: int, params: SamplingParams) -> None:
-        """An answer of at most `end` rows, of which `keep` are there already; its prompt has `prompt` tokens.
-
-        A stage whose sampler does grammars gets `mask=`, a TokenMask for itself, where the answer has one.
-        """
+        """An answer of at most `end` rows, of which `keep` are there already; its prompt has `prompt` tokens."""
 
 
 class Verify(Held, Protocol):
@@ -37,8 +34,7 @@ class Verify(Held, Protocol):
         """hidden [rows, hidden] at positions start.. -> the rows after the last layer; None: they became void."""
 
     def choose(self, last: int) -> list[int]:
-        """The model's own token after each of the last rows that ran. Where an answer may ask for log-probabilities,
-        `take_logprobs()` gives those of these tokens: its own, and pairs of the most probable ids and theirs."""
+        """The model's own token after each of the last rows that ran."""
 
 
 class Draft(Held, Protocol):

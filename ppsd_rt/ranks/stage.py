@@ -59,9 +59,8 @@ def serve(
     control.on(Kind.TRACE, lambda peer, value, message: traces.append(peer))
     control.on(Kind.MEASURE, lambda peer, beside, message: questions.append((peer, beside)))
     control.on(Kind.REPORT, report)
-    told = ToldGrammars(control, grammars) if last and grammars else None
-    if told:
-        station.use_masks(told.mask)
+    if last and grammars and isinstance(station, _native.Station):  # samplers of the others do none
+        station.use_masks(ToldGrammars(control, grammars).mask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides whether an answer or the whole run is to end
     signal.signal(signal.SIGTERM, lambda *_: control.told_to_end())
 

@@ -31,9 +31,7 @@ SPAN = 256  # attention of a block spans a multiple of this many positions; no b
 PAGE = 64  # positions of a block of the KV cache, as of the loop
 
 Floats = npt.NDArray[np.float32]  # [rows, hidden], which holds bfloat16 and float16 exactly
-Where = tuple[
-    int, int, Sequence[int]
-]  # of a text's rows: the first one's position, how many, and the pages of the text
+Where = tuple[int, int, Sequence[int]]  # rows of a text: the first one's position, how many; and the text's pages
 Cancelled = Callable[[], bool] | None
 
 
@@ -251,21 +249,15 @@ class TorchPasses:
             self._eagle is None or _same(self._eagle.lm_head.weight, rows[self._eagle.draft_ids])
         )
         self.rotary = rotary_of(config)
-        weights = [
-            sum(p.numel() for layer in some for p in layer.parameters()) for some in (layers, layers[:exit_layer])
-        ]
-        drafted = weights[1] + (sum(p.numel() for p in head.parameters()) if head else 0)
-        self.draft_share = drafted / max(weights[0] + rows.numel(), 1)
+        drafted = _weights(layers[:exit_layer]) + (_weights([head]) if head else 0)
+        self.draft_share = drafted / (_weights(layers) + rows.numel())
 
     @property
     def page_bytes(self) -> int:
         """Of the KV cache, for PAGE positions."""
         stacks = self._early, self._late, self._own
-        return (
-            PAGE
-            * self._like.itemsize
-            * sum(len(s.layers) * 2 * s.config.num_key_value_heads * s.config.head_dim for s in stacks)
-        )
+        values = sum(2 * len(s.layers) * s.config.num_key_value_heads * s.config.head_dim for s in stacks)
+        return PAGE * self._like.itemsize * values
 
     @torch.inference_mode()
     def reserve(self, rows: int, rotated_as: int) -> None:

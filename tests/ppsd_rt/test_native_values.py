@@ -49,7 +49,7 @@ class Nameless:
 
 @pytest.mark.parametrize(("rule", "name"), [(Own(), "own"), (Nameless(), "without a kind")])
 def test_a_stop_rule_that_is_not_known_is_an_error(rule, name):
-    with pytest.raises(UsageError, match=f"stop rule {name} is unknown to the C\\+\\+ pipelines; use --backend torch"):
+    with pytest.raises(UsageError, match=f"stop rule {name} is unknown; CONTRIBUTING.md says how to add one"):
         testing.stop_rule_draws(Schedule(1, 1, 1, stop_rule=rule), 0, [0.5])
 
 
