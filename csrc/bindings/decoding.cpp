@@ -173,7 +173,10 @@ void bind_decoding(py::module_& m) {
           py::arg("verdict"), "Over ranks: what came back from the last one. From another thread than `work`.")
       .def("forget_rows", [](PyLoop& loop) { loop.loop().forget_rows(); },
            "Of answers that are over, where stages hold the rows of one text: they have other ones now.")
-      .def("dwell", [](PyLoop& loop, std::vector<double> seconds, double draw) { loop.loop().dwell(Dwell(std::move(seconds)), draw); },
+      .def("dwell", [](PyLoop& loop, std::vector<double> seconds, double draw) {
+             if (!loop.model.model) throw std::logic_error("only passes of the C++ kernels dwell");
+             loop.loop().dwell(Dwell(std::move(seconds)), draw);
+           },
            py::arg("seconds"), py::arg("draw"), "For benchmarks: what passes over 1, 2, ... rows take, and a draft.")
       .def(
           "fail",

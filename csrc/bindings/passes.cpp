@@ -86,6 +86,7 @@ class ReferencePasses final : public Passes {
         eagle_(model().eagle ? std::make_unique<OwnRows>(this) : nullptr) {}
   ~ReferencePasses() override {
     const py::gil_scoped_acquire lock;
+    logits_.clear();
     passes_ = {};
   }
 
@@ -146,7 +147,7 @@ class ReferencePasses final : public Passes {
       return true;
     });
     if (!done) return false;
-    const std::vector<int> chosen = choose(rows, true);
+    const std::vector<int> chosen = choose(rows);
     for (size_t i = 0; i < draws->size(); ++i) take(&(*draws)[i], chosen[i]);
     return true;
   }
@@ -181,7 +182,7 @@ class ReferencePasses final : public Passes {
         logits_.clear();
         for (const py::handle& logits : passes_.attr("logits")(chooses)) logits_.push_back(logits.cast<Floats>());
       });
-      out.ids = choose(rows, false);
+      out.ids = choose(rows);
     }
     out.late = std::chrono::duration<double>(chosen_from - begun).count();
     out.choose = std::chrono::duration<double>(Steady::now() - chosen_from).count();
@@ -228,8 +229,8 @@ class ReferencePasses final : public Passes {
     const Blocks::Changes changes = blocks_->take_changes();
     if (!changes.wiped.empty() || !changes.copies.empty()) passes_.attr("change")(changes.wiped, changes.copies);
   }
-  // Of logits_, a row for each. Floats of one sampler lie together.
-  std::vector<int> choose(const std::vector<Head::Row>& rows, bool store) {
+  // Of logits_, one for each row. Rows of one sampler lie together.
+  std::vector<int> choose(const std::vector<Head::Row>& rows) {
     std::vector<int> chosen(rows.size(), Sampler::kNone);
     failures_.clear();
     const DraftVocabulary whole(model().shape.vocab_size);
