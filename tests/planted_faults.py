@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+BLOCKS = "ppsd_rt/cpu/test_loop.py ppsd_rt/test_many.py ppsd_rt/test_many_at_once.py"
 # area, file, what stands there, what is put there, tests
 FAULTS = (
     ("kernels: a window is a row longer", "csrc/cpu/kernels/attention.h",
@@ -35,12 +36,19 @@ FAULTS = (
     ("scheduler: on a GPU a pass of an older epoch counts", "triton_kernels/verdict.py",
      "valid = (rows > 0) & (its_epoch == epoch)", "valid = rows > 0", "triton_kernels/test_verdict.py"),
     ("blocks: rows of another text are copied", "csrc/decoding/blocks.cpp",
-     "if (other->first.first != before) return;", "", "ppsd_rt/test_many.py ppsd_rt/cpu ppsd_rt/test_many_at_once.py"),
+     "if (other->first.first != before) return;", "", BLOCKS),
     ("blocks: what a block held is not forgotten", "csrc/decoding/blocks.cpp",
-     "    index_.erase(states_[block].key);\n", "", "ppsd_rt/test_many.py ppsd_rt/cpu ppsd_rt/test_many_at_once.py"),
+     "    index_.erase(states_[block].key);\n", "", BLOCKS),
     ("blocks: a block like another one leaks", "csrc/decoding/blocks.cpp",
      "    hold(other->second);\n    release(block);\n", "    hold(other->second);\n",
-     "ppsd_rt/test_many.py ppsd_rt/cpu ppsd_rt/test_many_at_once.py"),
+     BLOCKS),
+    ("blocks: a shared block is not held", "csrc/decoding/blocks.cpp",
+     "  hold(found->second);\n", "", BLOCKS),
+    ("blocks: a block that another text holds is handed out", "csrc/decoding/blocks.cpp",
+     "if (--state.holders > 0) return;", "if (--state.holders > 1) return;", BLOCKS),
+    ("blocks: one row too many is copied", "csrc/decoding/blocks.cpp",
+     "const int same = int(differ.first - wanted.second.begin());",
+     "const int same = std::min(most, int(differ.first - wanted.second.begin()) + 1);", BLOCKS),
     ("protocol: a log-probability is its id", "csrc/pipeline/wire.h",
      "get(words + 3 + 2 * i)", "get(words + 2 + 2 * i)", "ppsd_rt/ranks/test_stations.py"),
     ("protocol: ranks of two formats meet", "ppsd_rt/ranks/handshake.py",

@@ -203,6 +203,36 @@ def test_beginnings_are_shared_and_nothing_else(engine):
     assert shared == [0, 0, 0, 128, 192]
 
 
+def test_rows_after_another_beginning_are_not_copied(engine):
+    """Where the index has nothing that begins so, its neighbour is of another text."""
+    loop, generator = loop_of(engine), random.Random(5)
+    low, high = [5] * 64, [*range(100, 164)]
+    requests = [Request([*prompt, 7], sampled(generator, max_tokens=6)) for prompt in (low + high, high)]
+    for request in requests:
+        play(loop, engine, [request])
+    check(engine, requests)
+    assert loop.counts["shared_rows"] == 0
+
+
+def test_a_text_whose_blocks_others_have_taken_is_computed_again(engine):
+    loop, generator = loop_of(engine, blocks=4, most_answers=1), random.Random(6)
+    prompts = [[generator.randrange(5, 250) for _ in range(131)] for _ in range(3)]
+    for prompt in (*prompts, prompts[0]):  # three blocks each
+        request = Request(prompt, sampled(generator, max_tokens=6))
+        play(loop, engine, [request])
+        check(engine, [request])
+    assert loop.counts["shared_rows"] == 0
+
+
+def test_of_texts_that_become_alike_one_gives_its_blocks_back(engine):
+    loop, params = loop_of(engine, blocks=7, most_answers=2), SamplingParams(max_tokens=140, ignore_eos=True)
+    for number in range(3):  # three blocks each, of which two are the other's too
+        pair = [Request([number, 7], params) for _ in range(2)]
+        play(loop, engine, pair)
+        check(engine, pair)
+    assert loop.counts["preempted"] == 0
+
+
 def test_a_text_that_parts_within_a_block_copies_it(engine):
     """The next turn of a conversation computes its new rows alone; fewer than eight rows are computed again."""
     generator = random.Random(6)
