@@ -80,7 +80,7 @@ def device_function(self, *args, **kwargs):
     """A kernel calls a function. The interpreter would patch the language for each call, on top of the last time; it
     has been patched for the kernel, and what Triton's own library sees of it stays so after the first time.
     """
-    if not any(value is triton.language for value in self.fn.__globals__.values()) and not patched_for_library:
+    if not patched_for_library and not any(value is triton.language for value in self.fn.__globals__.values()):
         interpreter._patch_lang(self.fn)
         patched_for_library.append(True)
     return self.rewrite()(*args, **kwargs)
@@ -97,7 +97,8 @@ def patch_tensor(tensor, scope, patch=interpreter._patch_lang_tensor):
 
 # The interpreter spends most of its time on types: it makes those of every shape, and of the tuple that the shape is,
 # for every value anew, and looks at few of them. So they are made once, or when they are asked for.
-# Two tensors whose shape is one object need no broadcasting, and a type that is the one wanted no cast.
+# Two tensors whose shape is one object need no broadcasting, and a type that is the one wanted no cast. A number beside
+# a tensor is a tensor like it, made once for each number and shape.
 
 block_types: dict[tuple[object, ...], dict[str, object]] = {}
 shapes: dict[tuple[int, ...], tuple[object, object]] = {}
@@ -112,7 +113,7 @@ def block_type(self, element_ty, shape, made=language.block_type.__init__):
     key = element_ty.name, sizes
     if key not in block_types:
         made(self, element_ty, shape)
-        block_types[key] = {**vars(self), "of_tensors": shape_of(sizes)}
+        block_types[key] = {**vars(self), "of_tensors": shape_of(sizes), "others": {}}
     vars(self).update(block_types[key])
 
 
@@ -147,8 +148,54 @@ def tuple_attribute(self, name, found=language.tuple.__getattr__):
     return self.type
 
 
+def with_element_ty(self, scalar_ty, made=language.block_type.with_element_ty):
+    if scalar_ty.is_ptr() or self.element_ty.is_ptr():
+        return made(self, scalar_ty)
+    others = vars(self)["others"]
+    if scalar_ty.name not in others:
+        others[scalar_ty.name] = made(self, scalar_ty)
+    return others[scalar_ty.name]
+
+
 def broadcast(self, lhs, rhs, made=semantic.TritonSemantic.broadcast_impl_value):
     return (lhs, rhs) if lhs.shape is rhs.shape else made(self, lhs, rhs)
+
+
+def operands(
+    self, lhs, rhs, allow_lhs_ptr=False, allow_rhs_ptr=False, arithmetic_check=True, div_or_mod=False,
+    made=semantic.TritonSemantic.binary_op_type_checking_impl,
+):  # fmt: skip
+    """Two of a type that stays as it is, or one and a number: what most operations have."""
+    of_lhs, of_rhs = type(lhs) is language.tensor, type(rhs) is language.tensor
+    if of_lhs and of_rhs:
+        if lhs.dtype is rhs.dtype and lhs.dtype in (language.int32, language.float32):
+            return broadcast(self, lhs, rhs)
+    elif arithmetic_check and of_lhs and (number := constant(rhs, lhs)):
+        return lhs, number
+    elif arithmetic_check and of_rhs and (number := constant(lhs, rhs)):
+        return number, rhs
+    return made(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+
+def constant(value, like):
+    """The number as a tensor of the same type and shape, where it has that type beside it; else None."""
+    whole = like.dtype is language.int32 and type(value) is int and -(2**31) <= value < 2**31
+    if not whole and not (like.dtype is language.float32 and type(value) in (int, float)):
+        return None
+    key = whole, value, id(like.shape)  # of `shapes`, which stay
+    if key not in constants:
+        shape = like.handle.data.shape if like.type.is_block() else (1,)
+        data = np.full(shape, value or 0, np.int32 if whole else np.float32)  # no minus 0, as the interpreter has it
+        data.flags.writeable = False
+        constants[key] = language.tensor(interpreter.TensorHandle(data, like.dtype), like.type)
+    return constants[key]
+
+
+constants: dict[tuple[bool, float, int], language.tensor] = {}
+
+
+def fits(np_array, tl_dtype):
+    return isinstance(tl_dtype, language.pointer_type) or np_array.itemsize * 8 <= max(8, tl_dtype.primitive_bitwidth)
 
 
 def cast(self, input, dst_ty, fp_downcast_rounding=None, made=semantic.TritonSemantic.cast):
@@ -186,6 +233,9 @@ language.tuple.__init__ = tuple_of_values
 language.tuple.__getattr__ = tuple_attribute
 interpreter._get_np_dtype = np_dtype
 interpreter._patch_attr = patch_attribute
+language.block_type.with_element_ty = with_element_ty
+interpreter._validate_np_data_size = fits
+semantic.TritonSemantic.binary_op_type_checking_impl = operands
 semantic.TritonSemantic.broadcast_impl_value = broadcast
 semantic.TritonSemantic.cast = cast
 language.dtype.__eq__ = same_dtype

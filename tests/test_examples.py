@@ -42,8 +42,8 @@ def engine(request, folder):
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_own_loop_decodes_the_ids_of_plain(engine, sampling):
     own_loop = example("own_loop").own_loop
-    for prompt in ("own loop", list(range(80))):  # the context of 96 ends the second
-        params = SamplingParams(max_tokens=24, ignore_eos=True, **sampling)
+    for prompt in ("own loop", list(range(84))):  # the context of 96 ends the second
+        params = SamplingParams(max_tokens=16, ignore_eos=True, **sampling)
         ids, passes = own_loop(engine, prompt, params, least=0.0)
         assert tuple(ids) == engine.generate(prompt, params, "plain").run().ids
         assert 0 < passes < len(ids) - 1  # some drafts were right

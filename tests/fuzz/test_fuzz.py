@@ -4,8 +4,12 @@ import pytest
 from fuzz.known import KNOWN
 from fuzz.place import Place
 from fuzz.targets import TARGETS, examples
+from support import slow
 
-QUICK = ("calibration", "handshake", "schedule", "world")
+QUICK = {
+    *("calibration", "chat-template", "exit-head", "gguf", "handshake", "schedule"),
+    *("tokenizer", "tokenizer-config", "weights", "world"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -14,13 +18,7 @@ def place(tmp_path_factory):
         yield place
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_a_few_inputs_are_answered_or_refused(place, name):
-    examples(place, name, 10, None, lambda value: TARGETS[name][1](place, value))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", [name if name in QUICK else slow(name) for name in TARGETS])
 def test_inputs_are_answered_or_refused(place, name):
     examples(place, name, 25, None, lambda value: TARGETS[name][1](place, value))
 

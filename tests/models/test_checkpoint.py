@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 
 import pytest
 import torch
@@ -216,39 +215,15 @@ def test_index_that_lies(folder):
         Checkpoint(folder)
 
 
-def loads_or_says_why(folder):
-    """The one promise about damaged files."""
-    try:
-        build(Checkpoint(folder), torch.bfloat16)
-    except PpsdError as error:
-        assert "\n" not in str(error)
-        assert str(folder) in str(error)
-        return False
-    return True
-
-
 def test_every_truncation_is_one_line(folder):
     path = folder / "model.safetensors"
     data = path.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
     for length in [0, 1, 7, 8, 9, header // 2, header - 1, header, header + 1, len(data) // 2, len(data) - 1]:
         path.write_bytes(data[:length])
-        assert not loads_or_says_why(folder), length
-
-
-def test_bit_flips_never_give_a_traceback(folder):
-    path = folder / "model.safetensors"
-    data = path.read_bytes()
-    header = 8 + int.from_bytes(data[:8], "little")
-    rng = random.Random(0)
-    refused = 0
-    for _ in range(300):
-        damaged = bytearray(data)
-        for _ in range(rng.choice((1, 1, 8))):
-            damaged[rng.randrange(header)] ^= 1 << rng.randrange(8)
-        path.write_bytes(damaged)
-        refused += not loads_or_says_why(folder)
-    assert refused > 200  # most of a header means something
+        with pytest.raises(PpsdError) as caught:
+            build(Checkpoint(folder), torch.bfloat16)
+        assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_tensor_that_is_there_twice(folder):
@@ -284,4 +259,5 @@ def test_no_regular_file_in_the_place_of_the_weights(folder, make):
 def test_a_folder_in_the_place_of_a_file(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").mkdir()
-    assert not loads_or_says_why(folder)
+    with pytest.raises(PpsdError, match="model.safetensors is a folder, not a safetensors file"):
+        Checkpoint(folder)

@@ -11,9 +11,7 @@ import itertools
 import json
 import os
 import random
-import shutil
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -519,54 +517,12 @@ def small_gguf(path: Path) -> tuple[bytes, int]:
     return path.read_bytes(), min(tensor.data_offset for tensor in gguf.GGUFReader(path).tensors)
 
 
-def outcomes(path: Path, damaged: Iterator[bytes]) -> tuple[int, int]:
-    """How many damaged files were refused, with one line each, and how many were converted all the same."""
-    lines = []
-    passed = 0
-    target = path.with_suffix("")
-    for content in damaged:
-        path.write_bytes(content)
-        try:
-            convert_gguf(path, target)
-        except PpsdError as error:
-            lines.append(str(error))
-        else:
-            passed += 1
-            Tokenizer.from_file(str(target / "tokenizer.json"))
-            LlamaConfig.from_folder(target)
-            load_file(target / "model.safetensors")
-            shutil.rmtree(target)
-        assert [p.name for p in path.parent.iterdir()] == [path.name]
-    assert all(str(path) in line and "\n" not in line for line in lines)
-    return len(lines), passed
-
-
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
-    content, data = small_gguf(tmp_path / "m.gguf")
-    lengths = [*range(400), *range(400, data + 64, 37), *range(data, len(content), 997), len(content) - 1]
-    refused, passed = outcomes(tmp_path / "m.gguf", (content[:length] for length in lengths))
-    assert (refused, passed) == (len(lengths), 0)
-
-
-def test_flipped_bits_never_cause_a_traceback(tmp_path: Path) -> None:
-    content, data = small_gguf(tmp_path / "m.gguf")
-    rng = random.Random(0)
-    # All of the first keys, then samples: mostly of the metadata, for that is where the structure is.
-    places = [
-        *range(8 * 150),
-        *rng.sample(range(8 * 150, 8 * data), 600),
-        *rng.sample(range(8 * data, 8 * len(content)), 100),
-    ]
-
-    def flipped() -> Iterator[bytes]:
-        for place in places:
-            copy = bytearray(content)
-            copy[place // 8] ^= 1 << place % 8
-            yield bytes(copy)
-
-    refused, passed = outcomes(tmp_path / "m.gguf", flipped())
-    assert refused > 1000
-    assert passed > 100  # flips inside a token, a weight or an unused key
+    path = tmp_path / "m.gguf"
+    content, data = small_gguf(path)
+    for length in [*range(400), *range(400, data + 64, 37), *range(data, len(content), 997), len(content) - 1]:
+        path.write_bytes(content[:length])
+        refusal(path)
 
 
 @pytest.mark.parametrize("huge", [2**20, 2**31, 2**40, 2**63, 2**64 - 1])

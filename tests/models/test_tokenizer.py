@@ -888,46 +888,25 @@ def test_bad_files_beside_the_model(tmp_path: Path, spm_model: bytes, file: str,
     assert str(tmp_path) in message
 
 
-def damages(good: bytes, seed: int, count: int) -> list[bytes]:
-    """The file cut short at every so many bytes, and with some bits flipped or characters exchanged."""
-    rng = random.Random(seed)
-    bad = [good[:length] for length in range(0, len(good), max(1, len(good) // (count // 4)))]
-    while len(bad) < count:
-        value = bytearray(good)
-        for _ in range(rng.choice([1, 1, 2, 8])):
-            place = rng.randrange(len(value))
-            value[place] = rng.choice([value[place] ^ 1 << rng.randrange(8), *b'0"{}[],-'])
-        bad.append(bytes(value))
-    return bad
-
-
-@pytest.mark.parametrize(
-    ("kind", "file"),
-    [
-        ("byte_level", "tokenizer.json"),
-        ("llama_json", "tokenizer.json"),
-        ("byte_level", "tokenizer_config.json"),
-        ("spm", "tokenizer.model"),
-        ("spm", "tokenizer_config.json"),
-    ],
-)
-def test_damaged_files_give_an_error_or_a_tokenizer(
-    request: pytest.FixtureRequest, make_spm_folder: Callable[..., Path], tmp_path: Path, kind: str, file: str
-) -> None:
-    source = make_spm_folder(eos_token="</s>", legacy=False) if kind == "spm" else request.getfixturevalue(kind)
-    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
-    outcomes = {"error": 0, "works": 0}
-    for bad in damages((source / file).read_bytes(), seed=7, count=400):
-        (tmp_path / file).write_bytes(bad)
+def test_a_damaged_model_gives_an_error_or_a_tokenizer(make_spm_folder: Callable[..., Path]) -> None:
+    """Cut short, or with bytes exchanged. What is JSON is damaged by fuzz/test_fuzz.py."""
+    folder, rng, refused = make_spm_folder(eos_token="</s>", legacy=False), random.Random(7), 0
+    good = (folder / "tokenizer.model").read_bytes()
+    for number in range(200):
+        bad = bytearray(good[: number * len(good) // 50])
+        if number >= 50:
+            bad = bytearray(good)
+            for _ in range(rng.choice([1, 1, 2, 8])):
+                bad[rng.randrange(len(bad))] = rng.randrange(256)
+        (folder / "tokenizer.model").write_bytes(bad)
         try:
-            tokenizer = load_tokenizer(tmp_path, vocab_size=2000)
+            tokenizer = load_tokenizer(folder, vocab_size=2000)
             ids = tokenizer.encode("Hello 你好 <s> 😀</s>")
             assert isinstance(tokenizer.decode([*ids, *range(600)]), str)
-            outcomes["works"] += 1
         except PpsdError as error:
             assert "\n" not in str(error)
-            outcomes["error"] += 1
-    assert outcomes["error"] > 50, "the damage is too mild to test anything"
+            refused += 1
+    assert refused > 50, "the damage is too mild to test anything"
 
 
 # --- the default model ---

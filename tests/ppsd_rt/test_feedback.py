@@ -28,7 +28,7 @@ def shape(request):
 def drafts_of(folder, path, backend, schedule, threads=1):
     """[(position, draft token)], and the committed tokens."""
     engine = Engine.from_pretrained(folder, exit_head=path, backend=backend, dtype="float32", threads=threads)
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
     events = list(engine.generate("Hello, world", params, schedule, RunOptions(report_drafts=True)).events())
     drafted = [(event.position, event.token) for event in events if isinstance(event, Drafted)]
     return drafted, [token.id for event in events if isinstance(event, Committed) for token in event.tokens]
@@ -58,8 +58,8 @@ def test_what_is_received_changes_no_answer(folder, tmp_path, schedule, format, 
     loud_head(Checkpoint(folder).hash, **shape).save(path)
     engine = Engine.from_pretrained(folder, exit_head=path, backend=backend, device="cpu", dtype=dtype, threads=2)
     for params in (
-        SamplingParams(max_tokens=40, ignore_eos=True),
-        SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.9, seed=4),
+        SamplingParams(max_tokens=20, ignore_eos=True),
+        SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.9, seed=4),
     ):
         plain = engine.generate("abc", params, "plain").run()
         assert engine.generate("abc", params, schedule).run().ids == plain.ids

@@ -117,17 +117,6 @@ def test_an_engine_that_is_collected_takes_its_threads_along(folder, before):
     assert testing.running_threads() == before
 
 
-def test_garbage_collection_while_running(engine, expected):
-    ids = []
-    for token in engine.generate("lifetime", LONG, "elastic"):
-        ids.append(token.id)
-        if len(ids) % 100 == 0:
-            cycle = [Engine]
-            cycle.append(cycle)
-            gc.collect()
-    assert tuple(ids) == expected
-
-
 def test_two_engines_in_two_threads(folder, expected):
     engines, answers = [load(folder) for _ in range(2)], {}
 
@@ -141,21 +130,6 @@ def test_two_engines_in_two_threads(folder, expected):
     for worker in workers:
         worker.join()
     assert answers == {0: {expected}, 1: {expected}}
-
-
-def test_one_engine_and_two_threads(engine, expected):
-    """One answer at a time, in turns, and none is ever wrong."""
-    outcomes = []
-
-    def work():
-        outcomes.extend(engine.generate("lifetime", LONG, schedule).run().ids for schedule in SCHEDULES * 2)
-
-    workers = [threading.Thread(target=work) for _ in range(2)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert outcomes == [expected] * 12
 
 
 def test_the_interpreter_lock_is_free_while_the_stages_work(engine, monkeypatch):

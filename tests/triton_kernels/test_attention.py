@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE, close, make, siblings_at, state_of
+from support import slow
 from triton.runtime import interpreter
 
 import ppsd_rt.triton_kernels.attention as attention_module
@@ -45,15 +46,8 @@ def attend(queries, keys, values, start, rows, window=None, siblings=None):
 def test_attention_is_near_the_formula(heads, kv_heads, head_dim, four):
     keys, values = cache_of(kv_heads, 3 * ROUND, head_dim)
     queries = make(16, heads, head_dim, seed=3)
-    for start, rows in [
-        (0, 1),
-        (0, 16),
-        (TILE - 3, 5),
-        (ROUND - 1, 1),
-        (ROUND, 1),
-        (ROUND - 9, 16),
-        (2 * ROUND + 40, 3),
-    ]:
+    at = [(ROUND - 9, 16), (0, 1), (0, 16), (2 * ROUND + 40, 3), (TILE - 3, 5), (ROUND - 1, 1), (ROUND, 1)]
+    for start, rows in at if (heads, head_dim) in ((4, 16), (20, 16)) else at[::3]:
         close(attend(queries, keys, values, start, rows), attention_twin(queries[:rows], keys, values, start))
 
 
@@ -111,7 +105,7 @@ def test_more_tiles_than_programs():
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "window"), [(2, 1, None), (4, 2, TILE + 3), (20, 1, None), (20, 1, 9)]
+    ("heads", "kv_heads", "window"), [(2, 1, None), (4, 2, TILE + 3), slow(20, 1, None), slow(20, 1, 9)]
 )  # one and two chunks of columns for a row
 def test_a_sibling_gets_the_bits_that_it_would_get_in_its_drafts_place(heads, kv_heads, window, four):
     keys, values = cache_of(kv_heads, 2 * ROUND, 16)

@@ -167,7 +167,7 @@ def test_more_programs_than_one_batch_holds(monkeypatch):
     SamplingParams(), SamplingParams(temperature=0.9, seed=SEED), SamplingParams(temperature=1.2, top_k=3, seed=1),
     SamplingParams(temperature=1.2, top_k=1, seed=1),
 ], ids=["greedy", "sampled", "top_k", "one"])  # fmt: skip
-@pytest.mark.parametrize("draft", [False, True], ids=["whole", "draft"])
+@pytest.mark.parametrize("draft", [slow(False), True], ids=["whole", "draft"])
 def test_the_second_choice_is_the_best_but_for_the_first(params, draft, monkeypatch):
     monkeypatch.setattr(heads_module, "BATCH", 4)
     norm, weight = head_of(16 * 9 + 3, 64)

@@ -44,7 +44,7 @@ def test_linear(outputs, inputs, cut, format):
     bias, residual = make(outputs, seed=2), make(16, outputs, seed=3)
     splits = (cut or tiling(weight)).splits
     partial = torch.full((splits, 16, outputs), torch.nan, device=DEVICE)
-    for rows in ROW_COUNTS:
+    for rows in ROW_COUNTS if format == "fp32" else (1, 16):
         out = residual.clone()
         linear(x, weight, out, state_of(rows), bias=bias, residual=out, partial=partial, cut=cut)
         close(out[:rows], linear_twin(x, weight, bias=bias, residual=residual)[:rows])
@@ -55,7 +55,7 @@ def test_linear(outputs, inputs, cut, format):
 
 
 @formats
-@pytest.mark.parametrize(("inputs", "splits"), [(8, 1), (10, 1), (23, 2), (13, 1)])
+@pytest.mark.parametrize(("inputs", "splits"), [slow(8, 1), (10, 1), (23, 2), slow(13, 1)])
 def test_more_steps_than_are_on_the_way(inputs, splits, format, monkeypatch):
     """Whole rounds of steps, and a last one that is short; with splits, and with inputs that end within a step."""
     three = 3 * 16 * 4 * 16  # steps of SMALL, in bytes
@@ -87,7 +87,7 @@ def test_linear_rows_do_not_depend_on_count_or_place(norm, splits):
         return out[: len(rows)]
 
     together = run(x)
-    for count in range(1, 17):
+    for count in range(1, 17) if norm else ROW_COUNTS:
         assert torch.equal(run(x[:count]), together[:count])
         assert torch.equal(run(x[16 - count :]), together[16 - count :])
     if norm:
@@ -120,7 +120,8 @@ def test_qkv(heads, kv_heads, head_dim, hidden, bias, format, normed, rotary):
     norms = HeadNorms(*(1 + 0.3 * make(head_dim, seed=seed) for seed in (4, 5))) if normed else None
     cosines, sines = table(capacity, head_dim)
     alone, how = None, {"kv": kv, "norms": norms, "rotary": rotary}
-    for rows, start in [(1, 9), (2, 9), (16, 9), (5, 0), (16, 48)]:
+    passes = [(1, 9), (16, 9), (5, 0), (2, 9), (16, 48)]
+    for rows, start in passes if format == "fp32" else passes[:3]:
         queries = torch.zeros(16, heads, head_dim, device=DEVICE)
         keys, values = torch.zeros(2, kv_heads, capacity, head_dim, device=DEVICE)
         qkv(x, norm, EPS, weight, offset, cosines, sines, queries, keys, values, state_of(rows, start), **how)

@@ -61,6 +61,7 @@ def main() -> None:
     head = str(folder / "feedback.safetensors") if job.get("feedback") else "norm:1"
     engine = Engine.from_pretrained(folder, backend="cuda", device="cpu", dtype=job["format"], exit_head=head)
     params = REQUESTS[job.get("request", "greedy")]
+    params = replace(params, max_tokens=job.get("tokens", params.max_tokens))
     result = {"answers": [], "differences": 0, "fault": "", "changed": 0}
     truth: tuple[int, ...] = ()
     first, last = job.get("seeds", (0, 1))

@@ -42,9 +42,14 @@ def plain(gpu):
     return cache(lambda format, prompt: right(gpu(sm=90, format=format, schedules=[], prompt=prompt), 1)[0]["ids"])
 
 
-def test_schedules_give_the_plain_answer(gpu):
-    answers = right(gpu(sm=90, format="bfloat16", schedules=["fixed", "overlap"]), 1 + 2)
-    assert all(answer["accepted"] > 0 for answer in answers[1:])
+@pytest.fixture(scope="module")
+def quick(gpu):
+    """Answers of a few tokens: one interpreter and one compilation for both quick tests."""
+    return right(gpu(sm=90, format="bfloat16", schedules=["fixed", "overlap"], tokens=5), 1 + 2)
+
+
+def test_schedules_give_the_plain_answer(quick):
+    assert all(answer["accepted"] > 0 for answer in quick[1:])
 
 
 @pytest.mark.slow
@@ -71,11 +76,16 @@ def test_other_ways_to_launch_give_the_same_tokens(gpu):
 
 
 @pytest.mark.parametrize("name", [QUICK, *(slow(name) for name in MUTATIONS if name != QUICK)])
-def test_a_mutation_is_caught(gpu, plain, name):
-    mutation, format = MUTATIONS[name], "bfloat16" if name == QUICK else "int8"
-    truth = plain(format, mutation.prompt)
-    job = {"sm": 90, "format": format, "schedules": [mutation.schedule], "prompt": mutation.prompt, "truth": truth}
-    result = gpu(**job, mutation=name, seeds=MUTATION_SEEDS)
+def test_a_mutation_is_caught(gpu, request, name):
+    mutation = MUTATIONS[name]
+    job = {"sm": 90, "schedules": [mutation.schedule], "prompt": mutation.prompt, "seeds": MUTATION_SEEDS}
+    if name == QUICK:
+        truth = request.getfixturevalue("quick")[0]["ids"]
+        job |= {"format": "bfloat16", "tokens": len(truth)}
+    else:
+        truth = request.getfixturevalue("plain")("int8", mutation.prompt)
+        job["format"] = "int8"
+    result = gpu(**job, truth=truth, mutation=name)
     assert result["changed"], "there is nothing like this in the kernel"
     assert result["fault"] or any(answer["ids"] != truth for answer in result["answers"])
 

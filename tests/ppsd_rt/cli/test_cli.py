@@ -28,6 +28,8 @@ from ppsd_rt.cli.ranks import rank_options
 from ppsd_rt.generation import Committed, Generation
 from ppsd_rt.lab.cli.check import SAMPLINGS, SCHEDULES
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.pipeline.schedule import NAMES
+from ppsd_rt.pipeline.stop_rules import STOP_RULES
 
 REASON = re.compile(r"^\d+ tokens?, (finished|cut by -n|cut by the context) \| ")
 OPTIONS = """--model --exit-head --schedule --dtype --backend --device --threads --max-tokens --seed --stop
@@ -64,8 +66,8 @@ def test_help_names_every_command_and_option(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["--help"])
     text = capsys.readouterr().out
-    for word in [*COMMANDS, *OPTIONS]:
-        assert word in text
+    words = set(re.split(r"[^\w=-]+", text))
+    assert {*COMMANDS, *OPTIONS, *NAMES, *STOP_RULES} <= words
     assert text.partition("examples:")[2].count("ppsd-run") == 2
 
 
@@ -92,11 +94,6 @@ sys.exit(main(["hello"]))
 """
     result = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "\nppsd-run: interrupted\n")
-
-
-def test_help_does_not_wait_for_torch():
-    code = "import sys; from ppsd_rt.cli.parser import parse; parse(['x']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_the_cpu_backend_answers_without_torch(folder):
@@ -190,13 +187,6 @@ def test_what_ranks_refuse(options, words):
     assert (allowed.link_delay, allowed.silence) == (2, 5)
 
 
-def test_text_is_the_same_with_every_schedule(run, head):
-    answers = {
-        run("hello", "--exit-head", head, "-n", 30, "--schedule", s)[1] for s in ("plain", "eesd", "elastic", "ppsd")
-    }
-    assert len(answers) == 1
-
-
 def test_without_a_head_only_repetitions_are_drafted_and_it_says_so(run):
     status, _, err = run("hello", "-n", 5)
     assert status == 0
@@ -246,21 +236,11 @@ def test_prompt_from_standard_input(folder):
         assert len(json.loads(result.stdout)["prompt_ids"]) == 3
 
 
-def test_a_word_that_is_a_command_goes_after_dashes(folder, capsys):
-    options = ["--raw", "-n", "2", "--json", "--model", str(folder)]
-    assert cli.main([*options, "--", "info"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["prompt_ids"]) == len("info")
-
-
-@pytest.mark.parametrize("word", ["Hello", "hello", "what", "even", "heat", "informal"])
-def test_other_single_words_are_prompts(word):
-    assert parse([word]).prompt == word
-    assert parse(["--raw", word]).prompt == word
-
-
-@pytest.mark.parametrize("word", ["chatt", "info", "help"])
-def test_what_looks_like_a_command_is_a_prompt_where_that_is_said(word):
-    assert parse(["--", word]).prompt == parse(["generate", word]).prompt == word
+def test_single_words_are_prompts_and_commands_where_that_is_said():
+    for word in ("Hello", "hello", "what", "even", "heat", "informal"):
+        assert parse([word]).prompt == parse(["--raw", word]).prompt == word
+    for word in ("chatt", "info", "help"):
+        assert parse(["--", word]).prompt == parse(["generate", word]).prompt == word
 
 
 def test_help_helps(capsys):
@@ -298,18 +278,16 @@ def test_conversation_keeps_its_history(folder, head):
 def test_a_turn_that_cannot_be_answered_is_dropped_and_the_conversation_goes_on(folder):
     command = [sys.executable, "-m", "ppsd_rt", "--chat", "--model", folder, "--exit-head", "norm:2", "-n", "4"]
     turns = [b"one", b"x" * 600, b"h\xe5", b"two"]
-    for environment in ({}, {"PYTHONIOENCODING": "utf-8:strict"}):
-        result = subprocess.run(
-            command, input=b"\n".join(turns), capture_output=True, env={**os.environ, **environment}
-        )
-        errors = result.stderr.decode()
-        assert result.returncode == 2
-        assert len(re.findall(r"^4 tokens", errors, re.MULTILINE)) == 2
-        dropped = [line for line in errors.splitlines() if line.startswith("ppsd-run: ")]
-        assert len(dropped) == 2
-        assert all("/reset" in line for line in dropped)
-        assert "context of 512" in dropped[0]
-        assert "UTF-8" in dropped[1]
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    result = subprocess.run(command, input=b"\n".join(turns), capture_output=True, env=strict)
+    errors = result.stderr.decode()
+    assert result.returncode == 2
+    assert len(re.findall(r"^4 tokens", errors, re.MULTILINE)) == 2
+    dropped = [line for line in errors.splitlines() if line.startswith("ppsd-run: ")]
+    assert len(dropped) == 2
+    assert all("/reset" in line for line in dropped)
+    assert "context of 512" in dropped[0]
+    assert "UTF-8" in dropped[1]
     # The history is that of the turns that were answered.
     plain = subprocess.run(command, input=b"one\ntwo\n", capture_output=True)
     assert (plain.returncode, plain.stdout) == (0, result.stdout)

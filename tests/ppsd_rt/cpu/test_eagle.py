@@ -1,5 +1,7 @@
 """An EAGLE-3 head in C++: it drafts what torch drafts, and no draft changes an answer, alone or among others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from eagle_support import CASES, draft_ids, tensors_of, write_eagle3, write_knowing
@@ -48,11 +50,11 @@ def drafts_of(engine, prompt, params, schedule):
 def test_it_drafts_what_torch_drafts(folder, head):
     """In float32: after a prompt of several passes, its own drafts, copies, siblings; and where rows are shared."""
     engines = [load(folder, head, backend) for backend in ("torch", "cpu")]
-    params = SamplingParams(max_tokens=20, ignore_eos=True)
-    for prompt in ("ab" * 36, "ab" * 36 + "c", "x"):
-        for schedule in ("eesd:stop_rule=fixed,length=5", "eesd:lookup=2,stop_rule=fixed,siblings=0.005"):
-            expected, found = (drafts_of(engine, prompt, params, schedule) for engine in engines)
-            assert found == expected, (prompt, schedule)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    own, beside = "eesd:stop_rule=fixed,length=5", "eesd:lookup=2,stop_rule=fixed,siblings=0.005"
+    for prompt, schedule in (("ab" * 36, own), ("ab" * 36 + "c", beside), ("x", own)):
+        expected, found = (drafts_of(engine, prompt, params, schedule) for engine in engines)
+        assert found == expected, (prompt, schedule)
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -63,7 +65,7 @@ def test_ids_of_the_text_are_drafted_where_the_heads_rows_are_the_models(folder,
     rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"][draft_ids("safeailab")]
     tensors["lm_head.weight"] = rows if shares else rows + 0.1 * tensors["lm_head.weight"]
     save_file(tensors, head / "model.safetensors")
-    params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=2.0, seed=1)
+    params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=2.0, seed=1)
     told = [
         drafts_of(load(folder, head, backend), PROMPT, params, "eesd:stop_rule=fixed") for backend in ("torch", "cpu")
     ]
@@ -82,8 +84,9 @@ def test_a_head_that_is_often_right(tmp_path):
     head = write_knowing(tmp_path / "head", model.model.norm.weight.numpy(), model.lm_head.weight.numpy())
     engines = [load(folder, head, backend) for backend in ("torch", "cpu")]
     params = SamplingParams(max_tokens=100, temperature=0.8, seed=5, ignore_eos=True)
+    few = replace(params, max_tokens=40)
     for schedule in ("eesd:stop_rule=fixed,length=5", "eesd:lookup=2,stop_rule=fixed,siblings=0.005"):
-        expected, found = (drafts_of(engine, PROMPT, params, schedule) for engine in engines)
+        expected, found = (drafts_of(engine, PROMPT, few, schedule) for engine in engines)
         assert found == expected, schedule
     statistics = engines[1].generate(PROMPT, params, "eesd:stop_rule=fixed,length=5").run().statistics
     assert 0.3 < statistics.acceptance < 0.95 and len(statistics.accepted_histogram) > 3

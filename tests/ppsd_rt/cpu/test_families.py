@@ -121,7 +121,7 @@ def test_the_torch_reference_agrees(folder):
     ours, reference = load(folder), load(folder, backend="torch")
     ids = ours.encode(PROMPT)
     close(ours.backend.logits(ids, 60), reference.backend.logits(ids, 60), 1e-5)
-    params = SamplingParams(max_tokens=10, ignore_eos=True)
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
     plain = reference.generate(ids, params, "plain").run().ids
     assert reference.generate(ids, params, "elastic").run().ids == plain
     assert ours.generate(ids, params, "eesd").run().ids == plain
@@ -149,7 +149,7 @@ def test_a_head_with_layers_attends_as_the_last_layers_do(folder, family, tmp_pa
     head.save(tmp_path / "head.safetensors")
     for backend in ("cpu", "torch"):
         engine = load(folder, backend=backend, exit_head=tmp_path / "head.safetensors")
-        params = SamplingParams(max_tokens=10, ignore_eos=True)
+        params = SamplingParams(max_tokens=6, ignore_eos=True)
         completion = engine.generate(PROMPT, params, "eesd").run()
         assert completion.ids == engine.generate(PROMPT, params, "plain").run().ids
         assert completion.statistics.judged == completion.statistics.accepted > 0
@@ -189,11 +189,11 @@ def test_a_prompt_beyond_the_original_length(tmp_path):
             with torch.no_grad():
                 expected = peer(torch.tensor([ids])).logits[0].numpy()
                 said = peer.generate(
-                    torch.tensor([ids]), do_sample=False, max_new_tokens=20, min_new_tokens=20, eos_token_id=None
+                    torch.tensor([ids]), do_sample=False, max_new_tokens=8, min_new_tokens=8, eos_token_id=None
                 )
             for engine in engines:
                 for schedule in ("plain", "eesd", "elastic:lookup=2"):
-                    params = SamplingParams(max_tokens=20, ignore_eos=True)
+                    params = SamplingParams(max_tokens=8, ignore_eos=True)
                     if schedule != "plain" and engine.backend.name == "torch":
                         continue
                     answer = engine.generate(ids, params, schedule).run()

@@ -115,7 +115,7 @@ def ratio(table, tokens, acceptance, **more):
 
 
 @pytest.mark.parametrize("slower", [slow(1.0), 1.5])
-@pytest.mark.parametrize("count", [1, 4, 8, 16])
+@pytest.mark.parametrize("count", [1, 4, slow(8), 16])
 @pytest.mark.parametrize("cpu", PASSES)
 def test_drafts_lose_nothing(cpu, count, slower):
     """Answers of 20 to 130 tokens that begin together. A draft that delays the prompts of the others delays them all:

@@ -67,13 +67,13 @@ def test_neighbours_do_not_change_the_answer(tmp_path, schedule, dtype):
     engine = Engine.from_pretrained(model, exit_head="norm:2", backend="cpu", dtype=dtype, threads=3)
 
     def answer(name):
-        return engine.generate(list(range(3, 40)), SamplingParams(max_tokens=300, ignore_eos=True), name).run().ids
+        return engine.generate(list(range(3, 40)), SamplingParams(max_tokens=160, ignore_eos=True), name).run().ids
 
     loop = engine.backend._answers.loop
     calm = testing.crowd(loop, PASS, 0.9, [3])
     alone = answer("plain")
     assert set(calm.worked) == {3}
-    crowd = testing.crowd(loop, PASS, 0.9, [1] * 60 + [3] * 60)
+    crowd = testing.crowd(loop, PASS, 0.9, [1] * 40 + [3] * 40)
     assert answer(schedule) == alone
     assert set(crowd.worked) == {1, 2, 3}
     assert all(crowd.worked[members] > 10 for members in ((1, 2) if schedule == "elastic" else (1, 2, 3)))

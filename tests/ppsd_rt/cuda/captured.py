@@ -117,13 +117,13 @@ def answer(engine, schedule, trace=False, params=PARAMS, prompt=PROMPT):
 
 
 def answers(folder):
-    engine = engine_of(folder)
-    result = {"plain": answer(engine, "plain")}
-    result["elastic"] = answer(engine, "elastic:first_chunk=1,lookup=1", trace=True)
+    engine, few = engine_of(folder), replace(PARAMS, max_tokens=4)
+    result = {"plain": answer(engine, "plain", params=few)}
+    result["elastic"] = answer(engine, "elastic:first_chunk=1,lookup=1", trace=True, params=few)
     table = StageCosts(0.1, 0.11, (1.0,) * 16)
     engine.backend._costs = Costs(table, table)  # measuring takes the interpreter too long; drafting pays by these
-    result["auto"] = answer(engine, "auto")
-    result["elastic, serial"] = answer(engine_of(folder, serial=True), "elastic")
+    result["auto"] = answer(engine, "auto", params=few)
+    result["elastic, serial"] = answer(engine_of(folder, serial=True), "elastic", params=few)
     return result
 
 

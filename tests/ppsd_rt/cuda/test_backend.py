@@ -202,7 +202,7 @@ def test_an_oracles_drafts_and_reports_of_them(engine, plain):
 
 
 def test_stop_ids_end_the_answer(engine, plain):
-    stop = plain[GREEDY][2]
+    stop = plain[GREEDY][1]
     place = plain[GREEDY].index(stop)
     params = SamplingParams(max_tokens=6, ignore_eos=True, stop_token_ids=(stop,))
     completion = engine.generate(PROMPT, params, "elastic").run()
@@ -214,7 +214,7 @@ def test_another_answer_ends_the_one_before(engine, plain):
     first = engine.generate(PROMPT, GREEDY, "eesd")
     tokens = iter(first)
     next(tokens)
-    assert engine.generate(PROMPT, GREEDY, "plain").run().ids == plain[GREEDY]
+    assert engine.generate(PROMPT, replace(GREEDY, max_tokens=2), "plain").run().ids == plain[GREEDY][:2]
     with pytest.raises(PpsdError, match="another one has begun"):
         list(tokens)
 
@@ -262,7 +262,7 @@ def test_and_where_they_come_in_the_middle_of_an_answer(tmp_path, plain, schedul
         ids.extend(token.id for token in answer)
     assert ids in (list(plain[GREEDY][:2]), list(plain[GREEDY][:1]), [])
     embedding[second] = kept
-    assert broken.generate(PROMPT, GREEDY, schedule).run().ids == plain[GREEDY]
+    assert broken.generate(PROMPT, replace(GREEDY, max_tokens=3), schedule).run().ids == plain[GREEDY][:3]
 
 
 def test_what_it_says_of_itself(engine):

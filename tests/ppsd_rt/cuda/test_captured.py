@@ -49,9 +49,9 @@ def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
     result, errors = run("answers", folder, fake_driver)
     assert errors == ""
     plain = result["plain"]
-    assert len(plain["ids"]) == 5
-    # The prompt's plain step is one launch, with events that tell its time; each of the four other tokens is another.
-    assert (plain["graph launches"], plain["events"]) == (1 + 4, 3)
+    assert len(plain["ids"]) == 4
+    # The prompt's plain step is one launch, with events that tell its time; each of the three other tokens is another.
+    assert (plain["graph launches"], plain["events"]) == (1 + 3, 3)
     for name, answer in result.items():
         assert answer["ids"] == plain["ids"], name
         assert answer["launches"] == "captured"

@@ -8,6 +8,7 @@ import subprocess
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -526,9 +527,8 @@ def test_a_gain_has_an_error_by_answers():
 
 def test_the_command_trains_tells_and_goes_back(learning, folder, heads, capsys, monkeypatch):
     kept = str(learning.folder)
-    monkeypatch.setattr(train, "SLOTS", 2)
-    monkeypatch.setattr(Learning, "slots", 2)
-    monkeypatch.setattr(Learning, "settings", learning.settings)
+    little = partialmethod(Learning.__init__, slots=2, settings=learning.settings)
+    monkeypatch.setattr(Learning, "__init__", little)
     assert main(["learn", kept, "--threads", "1"]) == 0
     assert "in use from the next answer on" in capsys.readouterr().out
     assert main(["learn", "--status", kept]) == 0

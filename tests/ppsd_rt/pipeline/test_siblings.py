@@ -106,7 +106,7 @@ def test_with_overlap(engine, schedule, name):
 def test_a_turn_that_goes_on_after_a_rescue(engine, schedule):
     """An answer may end with the very token that a sibling's row gave, or before all stages have been told of it."""
     ended = 0
-    for count in range(2, 40):
+    for count in range(2, 24):
         params = free(SamplingParams(), count)
         generation = engine.generate("abc", params, schedule)
         rounds = [event.round for event in generation.events() if isinstance(event, Committed)]
@@ -149,7 +149,7 @@ def test_a_feedback_head_receives_what_became_of_siblings(folder, tmp_path, exit
     told = []
     for backend in ("cpu", "torch"):
         engine = load(folder, backend, head=path)
-        generation = engine.generate("a b c", free(SamplingParams(), 100), SCHEDULE, RunOptions(report_drafts=True))
+        generation = engine.generate("a b c", free(SamplingParams(), 50), SCHEDULE, RunOptions(report_drafts=True))
         events = list(generation.events())
         rounds = [event.round for event in events if isinstance(event, Committed)]
         assert any(round.rescued for round in rounds)

@@ -62,7 +62,7 @@ def test_check_over_ranks_with_an_eagle3_head(folder, tmp_path):
     """Rank 0 has the head alone; without --stages too, where costs are measured."""
     prompts, head = tmp_path / "prompts.jsonl", write_eagle3(tmp_path / "head")
     prompts.write_text('{"id": "a", "prompt": "Once upon a time"}')
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m", "ppsd_rt"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppsd_rt"]
     command += ["check", "-m", str(folder), "--exit-head", str(head), "--raw", "--prompts", str(prompts), "--json"]
     command += ["-n", "24", "--schedules", "eesd/auto/eesd:length=3,siblings=0.001", "--sampling", "greedy"]
     done = subprocess.run(command, capture_output=True, text=True)
