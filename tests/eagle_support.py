@@ -151,9 +151,17 @@ def contexts(case: str, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return made
 
 
-def write_knowing(folder: Path, norm: np.ndarray, lm_head: np.ndarray) -> Path:
-    """A head that is often right about a model whose layers do little: it takes the model's final norm [hidden] and LM
-    head [vocabulary, hidden], and what these make of the token at hand. Features change it a little."""
+def write_knowing(folder: Path, **shape: int) -> tuple[Path, Path]:
+    """A model whose layers do little, and a head that is often right about it: it takes the model's final norm and LM
+    head, and what these make of the token at hand. Features change it a little."""
+    from support import tiny_model, write_model  # not where only golden values are made
+
+    settings = {"tie_word_embeddings": False, **shape}
+    model = tiny_model(**settings)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            parameter *= 0.02
+    norm, lm_head = model.model.norm.weight.numpy(), model.lm_head.weight.numpy()
     tensors = tensors_of("speculators, llama")
     whole, half = np.eye(HIDDEN, dtype=np.float32), np.zeros((HIDDEN, HIDDEN), np.float32)
     own = {
@@ -172,8 +180,8 @@ def write_knowing(folder: Path, norm: np.ndarray, lm_head: np.ndarray) -> Path:
         del tensors[name]
     config = config_of("speculators, llama")
     layer = {**config["transformer_layer_config"], "num_key_value_heads": 4}
-    folder.mkdir(parents=True, exist_ok=True)
-    settings = {**config, "draft_vocab_size": len(lm_head), "transformer_layer_config": layer}
-    (folder / "config.json").write_text(json.dumps(settings))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+    (folder / "head").mkdir(parents=True)
+    config = {**config, "draft_vocab_size": len(lm_head), "transformer_layer_config": layer}
+    (folder / "head/config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "head/model.safetensors")
+    return write_model(folder / "model", model, **settings), folder / "head"

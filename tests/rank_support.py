@@ -132,12 +132,9 @@ class Pipeline:
 
 
 class Processes:
-    """So many ranks of one command, each with output and errors of its own; without torchrun, which would end them all.
+    """Ranks of one command, each with output and errors of its own; without torchrun, which would end them all."""
 
-    changed: more options, by rank.
-    """
-
-    def __init__(self, count, command, folder, changed=None):
+    def __init__(self, count, command, folder):
         with socket.create_server(("127.0.0.1", 0)) as held:
             port = held.getsockname()[1]
         self.outputs = [folder / f"out{rank}" for rank in range(count)]
@@ -146,7 +143,7 @@ class Processes:
         for rank in range(count):
             world = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": count}
             world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            words = [sys.executable, "-m", "ppsd_rt", *command, *(changed or {}).get(rank, [])]
+            words = [sys.executable, "-m", "ppsd_rt", *command]
             environment = {**os.environ, **{name: str(value) for name, value in world.items()}}
             with open(self.outputs[rank], "wb") as out, open(self.errors[rank], "wb") as err:
                 start = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)

@@ -226,7 +226,7 @@ def test_agrees_with_transformers(judge: Any, name: str, chat: str, add_generati
     assert next(message["content"] for message in CHATS[chat] if message["role"] == "user").split()[0] in expected
 
 
-@settings(UNHURRIED, max_examples=50)
+@settings(UNHURRIED, max_examples=25)
 @given(contents=st.lists(st.text(max_size=30), min_size=1, max_size=4))
 @pytest.mark.parametrize("name", ["smollm2", "llama-2", "zephyr", "helpers"])
 def test_any_content_agrees_with_transformers(judge: Any, name: str, contents: list[str]) -> None:

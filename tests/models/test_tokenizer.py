@@ -254,7 +254,7 @@ def test_json_agrees_with_transformers(json_folder: Path, add_special_tokens: bo
             assert "".join(pushed(tokenizer, ids, skip=skip)) == decoded, text
 
 
-@settings(UNHURRIED, max_examples=150)
+@settings(UNHURRIED, max_examples=60)
 @given(text=mixed_texts, skip=st.booleans())
 @pytest.mark.parametrize("kind", ["byte_level", "llama_json"])
 def test_json_streams_any_text(request: pytest.FixtureRequest, kind: str, text: str, skip: bool) -> None:
@@ -274,7 +274,7 @@ def test_json_streams_any_text(request: pytest.FixtureRequest, kind: str, text: 
     assert shown + stream.flush() == whole
 
 
-@settings(UNHURRIED, max_examples=100)
+@settings(UNHURRIED, max_examples=60)
 @given(data=st.data(), skip=st.booleans())
 def test_byte_level_streams_any_ids(byte_level: Path, data: st.DataObject, skip: bool) -> None:
     judge = tokenizers.Tokenizer.from_file(str(byte_level / "tokenizer.json"))
@@ -283,7 +283,7 @@ def test_byte_level_streams_any_ids(byte_level: Path, data: st.DataObject, skip:
     assert "".join(pushed(tokenizer, ids, skip=skip)) == judge.decode(ids, skip_special_tokens=skip)
 
 
-@settings(UNHURRIED, max_examples=100)
+@settings(UNHURRIED, max_examples=60)
 @given(data=st.data(), skip=st.booleans())
 @pytest.mark.parametrize("kind", ["metaspace_json", "word_json"])
 def test_other_decoders_stream_any_ids(
@@ -365,7 +365,7 @@ def test_spm_agrees_with_transformers(
             assert "".join(pushed(tokenizer, ids, skip=skip)) == decoded, text
 
 
-@settings(UNHURRIED, max_examples=150)
+@settings(UNHURRIED, max_examples=60)
 @given(text=mixed_texts)
 def test_legacy_spm_is_the_tokenizer_json_of_llama_2(
     make_spm_folder: Callable[..., Path], llama_json: Path, text: str
@@ -375,7 +375,7 @@ def test_legacy_spm_is_the_tokenizer_json_of_llama_2(
     assert ids == judge.encode(text).ids
 
 
-@settings(UNHURRIED, max_examples=150)
+@settings(UNHURRIED, max_examples=60)
 @given(text=mixed_texts)
 def test_new_spm_is_llama_tokenizer(
     make_spm_folder: Callable[..., Path], llama_vocab: tuple[dict[str, int], list], text: str
@@ -466,7 +466,7 @@ def test_spm_adds_what_the_config_says(
     assert tokenizer.encode("hello") == before + inner + after
 
 
-@settings(UNHURRIED, max_examples=100)
+@settings(UNHURRIED, max_examples=60)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["spm", "llama_json"])
 def test_byte_fallback_streams_any_ids(
@@ -518,7 +518,7 @@ def test_spm_without_any_config(tmp_path: Path, spm_model: bytes) -> None:
 # --- what all of them promise ---
 
 
-@settings(UNHURRIED, max_examples=100)
+@settings(UNHURRIED, max_examples=60)
 @given(text=mixed_texts.filter(lambda text: not re.search("<unk>|</?s>|<\\|im|<tool>|▁", text)))
 def test_plain_text_comes_back(
     byte_level: Path, llama_json: Path, make_spm_folder: Callable[..., Path], text: str

@@ -266,15 +266,6 @@ def test_seed_and_stop(run):
     assert text("--temperature", 1, "--seed", 1, "--stop", "never", "--stop", stop) == warm[0][: warm[0].index(stop)]
 
 
-def test_conversation_keeps_its_history(folder, head):
-    command = [sys.executable, "-m", "ppsd_rt", "--chat", "--model", folder, "--exit-head", head, "-n", "6"]
-    result = subprocess.run(command, input="one\ntwo\n/reset\n\none\n", capture_output=True, text=True, check=True)
-    lines = [line for line in result.stderr.splitlines() if "tokens/s" in line]
-    assert len(lines) == 3
-    first_turns = result.stdout.split("\n")
-    assert first_turns[0] == first_turns[2 if len(first_turns) == 4 else -2]  # after /reset: the same answer again
-
-
 def test_a_turn_that_cannot_be_answered_is_dropped_and_the_conversation_goes_on(folder):
     command = [sys.executable, "-m", "ppsd_rt", "--chat", "--model", folder, "--exit-head", "norm:2", "-n", "4"]
     turns = [b"one", b"x" * 600, b"h\xe5", b"two"]

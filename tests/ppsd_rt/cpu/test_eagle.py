@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from eagle_support import CASES, draft_ids, tensors_of, write_eagle3, write_knowing
 from safetensors.numpy import load_file, save_file
-from support import slow, tiny_model, write_model
+from support import slow, write_model
 
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import RunOptions
@@ -75,13 +75,7 @@ def test_ids_of_the_text_are_drafted_where_the_heads_rows_are_the_models(folder,
 
 def test_a_head_that_is_often_right(tmp_path):
     """Rounds of which the model keeps some drafts: the head goes on from what verification left of them, as torch's."""
-    settings = {"tie_word_embeddings": False}
-    model = tiny_model(**settings)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            parameter *= 0.02
-    folder = write_model(tmp_path / "model", model, **settings)
-    head = write_knowing(tmp_path / "head", model.model.norm.weight.numpy(), model.lm_head.weight.numpy())
+    folder, head = write_knowing(tmp_path)
     engines = [load(folder, head, backend) for backend in ("torch", "cpu")]
     params = SamplingParams(max_tokens=100, temperature=0.8, seed=5, ignore_eos=True)
     few = replace(params, max_tokens=40)

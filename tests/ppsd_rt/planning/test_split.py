@@ -30,7 +30,7 @@ def every_split(costs, stages, exit_layer, slowness, sends):
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data(), layers=st.lists(seconds, min_size=2, max_size=9), head=seconds, lm_head=seconds)
 def test_no_split_is_better(data, layers, head, lm_head):
     costs = LayerCosts(tuple(layers), head, lm_head)

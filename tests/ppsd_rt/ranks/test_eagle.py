@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from eagle_support import CASES, write_eagle3, write_knowing
 from rank_support import Pipeline, ids_of
-from support import slow, tiny_model, write_model
+from support import slow, write_model
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.models.checkpoint import Checkpoint
@@ -24,15 +24,7 @@ SAMPLINGS = [
 
 @pytest.fixture(scope="module")
 def knowing(tmp_path_factory):
-    """A model whose layers do little, and a head that is often right about it."""
-    folder, settings = tmp_path_factory.mktemp("eagle"), {"tie_word_embeddings": False, "num_hidden_layers": LAYERS}
-    model = tiny_model(**settings)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            parameter *= 0.02
-    write_model(folder / "model", model, **settings)
-    write_knowing(folder / "head", model.model.norm.weight.numpy(), model.lm_head.weight.numpy())
-    return folder / "model", folder / "head"
+    return write_knowing(tmp_path_factory.mktemp("eagle"), num_hidden_layers=LAYERS)
 
 
 @pytest.fixture(scope="module")

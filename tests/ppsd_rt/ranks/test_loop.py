@@ -171,7 +171,7 @@ def test_siblings_over_ranks_change_no_answer(engine, ranks, sizes, schedule):
     over, rescues, beside = ranks(sizes), 0, 0
     for i, changes in enumerate((*SAMPLINGS[:2], {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 6})):
         text = prompts(3, shared=70)[i]
-        asked = SamplingParams(max_tokens=150, ignore_eos=True, **changes)
+        asked = SamplingParams(max_tokens=100, ignore_eos=True, **changes)
         truth = engine.generate(text, asked, "plain").run().ids
         for oracle in (None, Oracle((*text, *truth, 0), 0.5, i, second=0.8)):
             rounds = list(over.add(text, asked, schedule, oracle=oracle))

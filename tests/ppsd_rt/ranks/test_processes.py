@@ -12,7 +12,7 @@ from dataclasses import replace
 import openai
 import pytest
 from eagle_support import write_eagle3
-from rank_support import Processes, kill_once
+from rank_support import kill_once
 from support import slow, write_model
 
 from ppsd_rt import Engine, Grammar, SamplingParams
@@ -135,20 +135,6 @@ def test_many_clients_of_ranks_that_serve(folder):
     engine = Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype="int8", threads=1)
     expected = [engine.generate(prompt, params, "plain").run() for prompt, params in zip(prompts, asked, strict=True)]
     assert texts == [completion.text for completion in expected]
-
-
-@pytest.mark.slow
-def test_ranks_that_differ_end_with_the_same_line(folder, tmp_path):
-    """As processes; test_meeting.py has more of them, as threads."""
-    running = Processes(RANKS, [*options(folder), "hello"], tmp_path, {2: ["--dtype", "float32"]})
-    try:
-        assert running.wait(GUARD) == [1] * RANKS
-    finally:
-        running.close()
-    lines = running.lines()
-    assert set(lines) == {lines[0]}
-    assert lines[0].startswith("ppsd-run: rank 2 has format float32, rank 0 has int8")
-    assert running.output() == ""
 
 
 # Each message takes a fifth of a second: the answer is far from its end when the rank dies.
