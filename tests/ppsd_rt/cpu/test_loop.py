@@ -228,7 +228,13 @@ def test_of_texts_that_become_alike_one_gives_its_blocks_back(engine):
     loop, params = loop_of(engine, blocks=7, most_answers=2), SamplingParams(max_tokens=140, ignore_eos=True)
     for number in range(3):  # three blocks each, of which two are the other's too
         pair = [Request([number, 7], params) for _ in range(2)]
-        play(loop, engine, pair)
+        for request in pair:
+            request.add_to(loop, engine)
+        for _ in range(200):  # where blocks were lost, they would take turns for ever
+            loop.step()
+            for request in pair:
+                request.take()
+        assert all(request.over for request in pair)
         check(engine, pair)
     assert loop.counts["preempted"] == 0
 
