@@ -52,7 +52,6 @@ REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
 WHOLE = {90: (REGISTERS, 227 * 1024), 80: (REGISTERS, 163 * 1024)}
 LEAST_AHEAD = 8 * 1024  # bytes of weights that the programs of a multiprocessor have on the way
-SPILLED = 32  # bytes of local memory of a thread that weights with scales may take on Ampere; not timed there
 MORE_INSTRUCTIONS = 1.3  # than the Triton that needs fewest
 MEETING = ("BAR", "LDS", "LDSM", "STS", "STSM", "ATOMS")  # of a program's warps
 WEIGHT = {"plain": 2.0, "int8": 1.0, "int4": 0.5, "fp8": 1.0}  # bytes

@@ -54,8 +54,7 @@ def compiled(*arguments, triton=None):
 @pytest.mark.parametrize(
     ("models", "format", "capability"),
     [("135M,8B", format, 90) for format in ("bf16", "int8", "int4", "fp8")]
-    + [("135M", format, 80) for format in ("bf16", "int8")]
-    + [pytest.param("135M", "int4", 80, marks=pytest.mark.xfail(strict=True, reason="four spill 24 to 32 bytes"))],
+    + [("135M", format, 80) for format in ("bf16", "int8", "int4")],
 )
 def test_every_kernel_is_sound(models, format, capability):
     rows = compiled("--models", models, "--formats", format, "--capabilities", str(capability))
