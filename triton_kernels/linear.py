@@ -565,8 +565,8 @@ def linear(
     target = out if cut.splits == 1 else partial
     assert target is not None, "a matrix cut along K needs room for its partial sums"
     assert cut.splits == 1 or norm is None, "the norm's sum of squares spans all of K"
-    # Or the assembler spills some registers on Ampere to make room for a seventh program.
-    limit = {"maxnreg": 168} if weight.format == "int4" and not pdl else {}
+    # As in `launch`. With dependents int4 spills because of a limit.
+    limit = {"maxnreg": 168} if weight.format == "plain" or (weight.format == "int4" and not pdl) else {}
     linear_kernel[(triton.cdiv(weight.outputs, cut.block), cut.splits)](
         x, norm, eps, weight.values, weight.scales, bias, residual, target, rounded, state,
         INPUTS=weight.inputs, SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x), DOT=dot_type(weight),

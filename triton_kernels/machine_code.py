@@ -113,7 +113,7 @@ class Report(NamedTuple):
     prompt: bool = False  # launched for a prompt: alone on the device, no matter when
     ways: int = 1  # through the program: each has a wait of its own
     bar: int = 0  # bytes of weights that have to be on the way before the wait
-    per_weights: float = 0.0  # instructions of all warps for a KiB of weights
+    per_weights: float = 0.0  # instructions of all warps for a KiB of weights; of several ways the mean
     unawaited: bool = False  # are registers read by warp-group instructions that the program does not wait for?
     arithmetic: tuple[tuple[str, int], ...] = ()  # floating-point instructions, by kind
     loop: tuple[str, ...] = ()  # instructions of loops over K, or where there is none, from matrix product to product
@@ -377,15 +377,17 @@ def examine(launch: Launch, capability: int) -> Report:
         of_kv = weight_bytes(constants | {"FORMAT": constants["KV_FORMAT"]})
         bar = min(bar, of_kv * constants["KV_AHEAD"] / constants["KV_STEPS"])
     early = launch.name != "feedback"  # its matrix is chosen ahead of it
+    ways = 2 if constants.get("KV") else 1
+    work = executed(instructions, loops, constants) * options["num_warps"] / ways if its_bytes else 0
     return Report(
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
         compiled.metadata.shared, tuple(instructions), weights, constants.get("FORMAT", "plain") != "plain",
         weights or launch.name.endswith("attention"), constants.get("PDL", False),
         launch.kernel.__module__.endswith(".verdict"), int("arrived" in launch.kernel.arg_names),
         ".prompt_" in launch.kernel.__module__,
-        2 if constants.get("KV") else 1,
+        ways,
         int(min(its_bytes, bar)) if its_bytes and early else 0,
-        executed(instructions, loops, constants) * options["num_warps"] / (its_bytes / 1024) if its_bytes else 0.0,
+        work / (its_bytes / 1024) if its_bytes else 0.0,
         bool(unawaited), arithmetic(code), over_k(instructions, loops),
     )  # fmt: skip
 
