@@ -117,6 +117,7 @@ def row_bytes(format: str, inputs: int) -> float:
     return inputs * 17 / 16 if format == "int8" else triton.cdiv(inputs, GROUP) * GROUP * 10 / 16
 
 
+@cache
 def step_of(model: str, format: str) -> list[Launch]:
     """The launches of a plain step."""
     config = SHAPES[model]
