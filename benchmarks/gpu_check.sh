@@ -94,11 +94,11 @@ export python site built device
 part build 90 bash -c build || { tail -n 3 "$log" >&2; exit 1; }
 run="$python -P -m ppsd_rt"
 tokens="-n 128 -p 64 -r 3" formats=bfloat16,int8,int4,fp8 half=bfloat16
-if [ "$device" != cuda ]; then tokens="-n 3 -p 4 -r 1" formats=float32,int4 half=float32; fi
+if [ "$device" != cuda ]; then tokens="-n 2 -p 2 -r 1" formats=float32,int4 half=float32; fi
 generate="$run bench generate --backend cuda --device $device $tokens --output json"
 schedules="--schedule auto --schedule eesd:length=3,stop_rule=fixed --schedule eesd:length=5,stop_rule=fixed
     --schedule eesd --schedule ppsd --schedule elastic --schedule elastic:first_chunk=0 --schedule elastic:max_chunk=4"
-oracle="--oracle 0.6,0.8,0.9"
+plain="--exit-head none --schedule plain" oracle="--oracle 0.6,0.8,0.9"
 kernels="$run bench kernels --device cuda --rows 1,16 --output json"
 baseline="$python -P benchmarks/gpu_baseline.py --device $device --dtype $half"
 small="random:smollm2-135m --exit-head norm:6:8192" middle="random:llama-3.2-1b --exit-head norm:2:16384"
@@ -172,10 +172,10 @@ for call in "$@"; do
         ;;
     speed)   # in the order of what it is worth; nothing else runs meanwhile, but for compiling at first
         [ "$device" != cuda ] || part warm 60 bash -c warm
-        part answers-8b 35 $generate -m $large --exit-head none
-        part answers-135m 25 $generate -m $small --exit-head none
-        part answers-1b 25 $generate -m $middle --exit-head none
-        part answers-formats 65 $generate -m $large --exit-head none --dtype $formats
+        part answers-8b 35 $generate -m $large $plain
+        part answers-135m 25 $generate -m $small $plain
+        part answers-1b 25 $generate -m $middle $plain
+        part answers-formats 65 $generate -m $large $plain --dtype $formats
         part oracle-8b 60 $generate -m $large $oracle $schedules
         part oracle-135m 40 $generate -m $small $oracle $schedules
         part baseline-8b 55 $baseline -m ${large%% *}
