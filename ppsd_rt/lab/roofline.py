@@ -147,7 +147,7 @@ class Kernel(NamedTuple):
     """Launches of a plain step that are alike, but for where their rows stand."""
 
     launch: Launch
-    count: int
+    launches: int
     number: int  # among recorded launches; 0: of no row kernel
 
     @property
@@ -216,7 +216,7 @@ def kernels_of(model: str, format: str) -> list[Kernel]:
 
 def tokens_per_second(model: str, format: str, card: Card) -> float:
     """Of plain decoding, predicted."""
-    return 1 / sum(kernel.count * kernel.predicted(model, format, card) for kernel in kernels_of(model, format))
+    return 1 / sum(kernel.launches * kernel.predicted(model, format, card) for kernel in kernels_of(model, format))
 
 
 def kernel_lines(model: str) -> Iterator[str]:
@@ -229,7 +229,7 @@ def kernel_lines(model: str) -> Iterator[str]:
             what = kernel.launch.name + (f", K {inputs}" if inputs else "")
             times = [f"{1e6 * k.predicted(model, f, card):.1f}" for k, f in zip(same, FORMATS, strict=True)]
             yield (
-                f"| {model} | {what} | {kernel.count} | {kernel.bytes / 1e6:.2f} MB | {1e6 * kernel.law:.1f} µs"
+                f"| {model} | {what} | {kernel.launches} | {kernel.bytes / 1e6:.2f} MB | {1e6 * kernel.law:.1f} µs"
                 f" | {times[0]} | {f'{1e6 * measured:.1f}' if measured else ''} | {' | '.join(times[1:])} |"
             )
 
