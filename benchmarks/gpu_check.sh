@@ -11,8 +11,8 @@
 # earlier gpu.json. Parts are in the order of what they are worth, each has a limit of its own, and one that fails or
 # runs out of time stops none of the others: it is interrupted, and what it had measured counts. No GPU: status 1.
 #
-# Needs a python3 with torch 2.8 or newer, Triton 3.4 or newer, transformers, numpy, pytest with pytest-xdist, cmake and pybind11. Where the
-# machine reaches no package index, put what it lacks into .whl/ beforehand (gguf, if anything; for python 3.12:
+# Needs a python3 with torch 2.8 or newer, Triton 3.4 or newer, transformers, numpy, pytest with pytest-xdist, cmake and
+# pybind11. Where the machine reaches no package index, put what it lacks into .whl/ beforehand (gguf, if anything; for python 3.12:
 # `python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d .whl gguf hypothesis pytest-timeout`):
 # it is installed from there. No model is needed: all shapes are filled with random weights. MODEL=folder, of the default
 # model (and `tokenizers`), answers development prompts with it and the head that ships, too.

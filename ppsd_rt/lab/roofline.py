@@ -8,7 +8,7 @@ the cache again where its queries are spread over programs. Neither time is a me
 - the law: BANDWIDTH for what is read once, and PHASE for every kernel, as each waits for the one before;
 - the prediction: a kernel's bytes and instructions take a time each. Programs of one wave do the same at the same
   moment, so that the shorter time adds to the longer; of several waves, a part of it does. Instructions are counted in
-  machine code (RECORD). REACHED and START make it that of 13 kernels which an H200 has timed (VARIANTS), within 15 %.
+  machine code (RECORD). REACHED and START make it that of 10 kernels which an H200 has timed (VARIANTS), within 15 %.
 """
 
 import argparse
@@ -152,8 +152,8 @@ class Kernel(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        read = asked(self.launch, 1, CONTEXT)
-        return read.once + read.cache
+        its = asked(self.launch, 1, CONTEXT)
+        return its.once + its.cache
 
     @property
     def law(self) -> float:
