@@ -53,7 +53,8 @@ def test_targets_are_met_or_missed(tmp_path):
     runs = [{"in_turns": False, "idle_share": 0.02}, {"in_turns": True, "idle_share": 0.3}]
     files = {
         "build": {"gpu": "NVIDIA H100 80GB HBM3"},
-        "answers-135m": {"results": answers[:1]}, "oracle-135m": {"results": answers}, "kernels-135m": {"results": kernels},
+        "answers-135m": {"results": answers[:1]}, "oracle-135m": {"results": answers},
+        "kernels-135m": {"results": kernels},
         "idle-135m": {"runs": runs},
         "answers-1b": {"results": [{"schedule": "plain", "decode_tokens_per_second": 1300.0}]},
         "answers-formats": {
