@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Plain decoding in torch as gpt-fast does it, with this project's weights: the baseline on a GPU.
+"""Plain decoding in torch as gpt-fast does it, with this project's weights, and in transformers: baselines on a GPU.
 
-A static KV cache, a layer compiled by torch.compile (coordinate-descent tuned, one compilation for all layers), the
-whole step captured in one CUDA graph, greedy. int8: weights int8 with a scale for each output, made bfloat16 on the
-way, which the compiler fuses into the product. `--eager`: the same step without the compiler, captured all the same.
+gpt-fast's way: a static KV cache, a layer compiled by torch.compile (coordinate-descent tuned, one compilation for all
+layers), the whole step captured in one CUDA graph, greedy. int8: weights int8 with a scale for each output, made
+bfloat16 on the way, which the compiler fuses into the product. `--eager`: the same step without the compiler, captured
+all the same.
+
+transformers: `generate` of a model of the same shape with weights of its own, where it is installed.
 
     benchmarks/gpu_baseline.py -m random:llama-3.2-1b            the last line is a JSON object
 """
 
 import argparse
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -23,10 +27,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ppsd_rt.cuda.weights import DeviceWeights, Layer
 from ppsd_rt.errors import PpsdError
+from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.rope import Rope
 from ppsd_rt.triton_kernels.linear import Weight
 
 REPEATS = 7
+SHAPE = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "vocab_size", "tie_word_embeddings",
+)  # fmt: skip
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -144,6 +153,31 @@ def measure(weights: DeviceWeights, context: int, tokens: int, *, compiled: bool
     }
 
 
+def measure_transformers(
+    config: LlamaConfig, dtype: torch.dtype, device: str, context: int, tokens: int
+) -> dict[str, object]:
+    """What `generate` takes for a token, the prompt's pass included; as it comes, without a compiler."""
+    if importlib.util.find_spec("transformers") is None:
+        return {}
+    import transformers
+
+    shape = transformers.LlamaConfig(**{name: getattr(config, name) for name in SHAPE})
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(shape, dtype=dtype).eval()
+    prompt = torch.arange(context, device=device)[None] % config.vocab_size
+    samples = []
+    for _ in range(4):  # the first one warms up
+        begun = perf_counter()
+        ids = model.generate(prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+        count = len(ids[0].tolist()) - context  # and all of them are here
+        samples.append((perf_counter() - begun) / count * 1e3)
+    return {
+        "transformers": transformers.__version__,
+        "transformers_milliseconds_per_token": median(samples[1:]),
+        "transformers_tokens": count,
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-m", "--model", default="smollm2-135m", help="a model's name, or random:SHAPE")
@@ -151,19 +185,23 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--eager", action="store_true", help="without the compiler")
+    parser.add_argument("--device", default="cuda", help="cpu: transformers alone, to rehearse")
     args = parser.parse_args()
-    if not torch.cuda.is_available():
+    if args.device != "cpu" and not torch.cuda.is_available():
         print("gpu_baseline: torch sees no GPU", file=sys.stderr)
         return 1
     try:
         from ppsd_rt.engine import open_model
 
         checkpoint, _ = open_model(args.model, "cuda")
-        weights = DeviceWeights.from_checkpoint(checkpoint, args.dtype, "cuda")
+        weights = DeviceWeights.from_checkpoint(checkpoint, args.dtype, args.device)
     except PpsdError as error:
         print(f"gpu_baseline: {error}", file=sys.stderr)
         return 1
-    result = measure(weights, args.context, args.tokens, compiled=not args.eager)
+    result: dict[str, object] = {}
+    if args.device != "cpu":
+        result = measure(weights, args.context, args.tokens, compiled=not args.eager)
+    result |= measure_transformers(checkpoint.config, weights.dtype, args.device, args.context, args.tokens)
     print(json.dumps({"measurement": "gpu-baseline", "model": args.model, "dtype": args.dtype, **result}))
     return 0
 

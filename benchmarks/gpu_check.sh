@@ -3,21 +3,23 @@
 #
 #     OUT=results benchmarks/gpu_check.sh smoke proof    the simplest steps first; then all that is not timed, at once:
 #                                                        tests of kernels and captured graphs, compute-sanitizer, ranks
-#     OUT=results benchmarks/gpu_check.sh speed          answers, kernels, an idle GPU, and a table of targets
-#     OUT=results benchmarks/gpu_check.sh more           larger shapes and more comparisons, where there is time for them
+#     OUT=results benchmarks/gpu_check.sh speed          whole answers: the 8B shape, the 135M shape, formats, an oracle,
+#                                                        torch and transformers beside them; memcheck; a table of targets
+#     OUT=results benchmarks/gpu_check.sh more           kernels one by one, an idle GPU, long texts, larger shapes
 #
 # Each writes $OUT/gpu.json and $OUT/gpu.txt (the table) after every part, and $OUT/log.txt; a later call adds to an
 # earlier gpu.json. Parts are in the order of what they are worth, each has a limit of its own, and one that fails or
 # runs out of time stops none of the others: it is interrupted, and what it had measured counts. No GPU: status 1.
 #
-# Needs a python3 with torch 2.8 or newer, Triton 3.6, numpy, pytest with pytest-xdist, cmake and pybind11. Where the
-# machine reaches no package index, put what it lacks into .whl/ beforehand (gguf, if anything; for python 3.12:
+# Needs a python3 with torch 2.8 or newer, Triton 3.4 or newer, transformers, numpy, pytest with pytest-xdist, cmake and
+# pybind11. Where the machine reaches no package index, put what it lacks into .whl/ beforehand (gguf, if anything; for python 3.12:
 # `python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d .whl gguf hypothesis pytest-timeout`):
 # it is installed from there. No model is needed: all shapes are filled with random weights. MODEL=folder, of the default
 # model (and `tokenizers`), answers development prompts with it and the head that ships, too.
 # What `smoke` found to fail is avoided by what follows: it leaves the switches in $OUT/smoke.env.
 # ONLY=name,name runs some of the parts. What was built and compiled stays in build/gpu for the next call. PREBUILT=1:
-# build/gpu has come from another machine with the same Python, and is not built again.
+# build/gpu has come from another machine with the same Python, and is not built again (kernels come along where its
+# Triton is the same build, too). DEVICE=cpu rehearses `speed` with a tiny model in Triton's interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 for call in "${@:-none}"; do
@@ -30,6 +32,8 @@ trap 'rm -rf "$work"' EXIT
 built=$PWD/build/gpu
 limit=${LIMIT:-570}
 mkdir -p "$out" "$built"
+device=${DEVICE:-cuda}
+[ "$device" = cuda ] || export TRITON_INTERPRET=1
 export PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=passive PPSD_CACHE="$work/cache" TRITON_CACHE_DIR="$built/triton"
 log=$out/log.txt
 echo "==== $*" >> "$log"
@@ -39,6 +43,7 @@ part() {
     local name=$1 most=$2 begun=$SECONDS left=$((limit - SECONDS - 10)) status
     shift 2
     if [ -n "${ONLY:-}" ] && [[ ",$ONLY," != *",$name,"* ]]; then return; fi
+    [ "$device" = cuda ] || most=$((20 * most))
     if [ "$left" -lt 8 ]; then echo "skipped $name: no time left"; return; fi
     [ "$left" -lt "$most" ] && most=$left
     timeout -s INT -k 8 "$most" "$@" > "$work/$name.out" 2> "$work/$name.log"
@@ -63,18 +68,21 @@ build() {
     fi
     # The extension, and the packages under the name they are installed by.
     mkdir -p "$site/ppsd_rt"
-    if [ -z "${PREBUILT:-}" ]; then
+    if [ -z "${PREBUILT:-}" ] && [ "$device" = cuda ]; then
         cmake -S . -B "$built/build" -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(command -v "$python")" \
             -Dpybind11_DIR="$("$python" -c 'import pybind11; print(pybind11.get_cmake_dir())')" \
             -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$site/ppsd_rt" > /dev/null || return
         cmake --build "$built/build" --target _native --parallel "$(nproc)" > /dev/null || return
     fi
     local item
-    for item in "$PWD"/ppsd_rt/* "$PWD/models" "$PWD/triton_kernels"; do case $item in *.so) ;; *) ln -sfn "$item" "$site/ppsd_rt/" ;; esac; done
-    "$python" -P - <<'PYTHON'
-import json, torch, triton
+    for item in "$PWD"/ppsd_rt/* "$PWD/models" "$PWD/triton_kernels"; do case $device$item in cuda*.so) ;; *) ln -sfn "$item" "$site/ppsd_rt/" ;; esac; done
+    "$python" -P - "$device" <<'PYTHON'
+import json, sys, torch, triton
 from ppsd_rt import _native
 import ppsd_rt.models.config, ppsd_rt.triton_kernels.linear
+if sys.argv[1] != "cuda":
+    print(json.dumps({"gpu": "none: a rehearsal"}))
+    raise SystemExit
 if not torch.cuda.is_available():
     raise SystemExit("gpu_check: torch sees no GPU on this machine")
 gpu = torch.cuda.get_device_properties(0)
@@ -82,18 +90,29 @@ print(json.dumps({"gpu": gpu.name, "torch": torch.__version__, "triton": triton.
 PYTHON
 }
 export -f build
-export python site built
+export python site built device
 part build 90 bash -c build || { tail -n 3 "$log" >&2; exit 1; }
 run="$python -P -m ppsd_rt"
-generate="$run lab bench generate --backend cuda --device cuda -n 128 -p 64 -r 3 --output json"
+tokens="-n 128 -p 64 -r 3" formats=bfloat16,int8,int4,fp8 half=bfloat16
+if [ "$device" != cuda ]; then tokens="-n 2 -p 2 -r 1" formats=float32,int4 half=float32; fi
+generate="$run lab bench generate --backend cuda --device $device $tokens --output json"
 schedules="--schedule auto --schedule eesd:length=3,stop_rule=fixed --schedule eesd:length=5,stop_rule=fixed
     --schedule eesd --schedule ppsd --schedule elastic --schedule elastic:first_chunk=0 --schedule elastic:max_chunk=4"
-oracle="--oracle 0.6,0.8,0.9"
+plain="--exit-head none --schedule plain" oracle="--oracle 0.6,0.8,0.9"
 kernels="$run lab bench kernels --device cuda --rows 1,16 --output json"
-small="-m random:smollm2-135m --exit-head norm:6:8192"
+baseline="$python -P benchmarks/gpu_baseline.py --device $device --dtype $half"
+small="random:smollm2-135m --exit-head norm:6:8192" middle="random:llama-3.2-1b --exit-head norm:2:16384"
+large="random:llama-3.1-8b --exit-head norm:4:16384"
+if [ "$device" != cuda ]; then
+    PYTHONPATH=$site:tests "$python" -P -c "import sys, pathlib, support; support.write_model(pathlib.Path(sys.argv[1]))" "$work/tiny"
+    small="$work/tiny --exit-head norm:1" middle=$small large=$small
+    schedules="--schedule eesd:length=3,stop_rule=fixed" oracle="--oracle 0.8"
+fi
 # Tests of one file go to several processes: each compiles what it launches.
 pytest="$python -P -m pytest -q -p no:cacheprovider --dist worksteal"
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+memcheck="$sanitizer --tool memcheck --report-api-errors no --error-exitcode 9"
+[ "$device" = cuda ] || memcheck=
 
 # Kernels are compiled for all shapes at once, on all cores; the parts that are measured find them in the cache.
 # Jobs of their own process groups hear of an interrupt, which the shell's background jobs ignore otherwise.
@@ -101,14 +120,14 @@ warm() {
     local shape
     set -m
     trap 'kill -INT $(jobs -p) 2> /dev/null; wait; exit 130' INT   # and starts no more
-    for shape in "smollm2-135m --exit-head norm:6:8192" "llama-3.2-1b --exit-head norm:2:16384" "llama-3.1-8b --exit-head norm:4:16384"; do
-        $run lab bench generate --backend cuda --device cuda -m random:$shape -n 16 -p 64 -r 1 --output json --oracle 0.8 \
+    for shape in "$small" "$middle" "$large" "$large --dtype int8" "$large --dtype int4" "$large --dtype fp8"; do
+        $run lab bench generate --backend cuda --device cuda -m $shape -n 16 -p 64 -r 1 --output json --oracle 0.8 \
             --schedule eesd:length=3,stop_rule=fixed --schedule elastic > /dev/null &
     done
     wait
 }
 export -f warm
-export run
+export run small middle large
 
 ranks() {   # two processes with layers of their own on one GPU, every answer against one process
     set -o pipefail
@@ -140,7 +159,7 @@ for call in "$@"; do
         part tests-captured 180 $pytest -n 4 tests/ppsd_rt/cuda/test_on_gpu.py &
         {
             part compiled 60 $python benchmarks/gpu_sanitize.py --tokens 4 --formats int4
-            part memcheck 120 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 4 --formats int4 &
+            part memcheck 120 $memcheck $python benchmarks/gpu_sanitize.py --tokens 4 --formats int4 &
             part racecheck 120 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2 --formats int4 &
             wait
         } &
@@ -151,34 +170,35 @@ for call in "$@"; do
         together=
         summarise
         ;;
-    speed)
-        part answers-135m 60 $generate $small $oracle $schedules
-        part kernels-135m 35 $kernels $small -r 7
-        part answers-8b 70 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 $oracle $schedules
+    speed)   # in the order of what it is worth; nothing else runs meanwhile, but for compiling at first
+        [ "$device" != cuda ] || part warm 60 bash -c warm
+        part answers-8b 35 $generate -m $large $plain
+        part answers-135m 25 $generate -m $small $plain
+        part answers-1b 25 $generate -m $middle $plain
+        part answers-formats 65 $generate -m $large $plain --dtype $formats
+        part oracle-8b 60 $generate -m $large $oracle $schedules
+        part oracle-135m 40 $generate -m $small $oracle $schedules
+        part baseline-8b 55 $baseline -m ${large%% *}
+        part baseline-135m 40 $baseline -m ${small%% *}
+        part baseline-1b 40 $baseline -m ${middle%% *}
+        part memcheck 35 $memcheck $python benchmarks/gpu_sanitize.py --device $device --tokens 2 --formats int4
+        ;;
+    more)
+        part kernels-135m 35 $kernels -m $small -r 7
         part kernels-8b 35 $kernels -r 5 -m random:llama-3.1-8b
-        part answers-1b 50 $generate -m random:llama-3.2-1b --exit-head norm:2:16384 $oracle $schedules
-        part idle-135m 30 $python benchmarks/gpu_idle.py $small
-        part baseline-1b 60 $python benchmarks/gpu_baseline.py -m random:llama-3.2-1b
+        part idle-135m 30 $python benchmarks/gpu_idle.py -m $small
         part kernels-1b 30 $kernels -r 5 -m random:llama-3.2-1b
         part kernels-8b-4k 20 $kernels -r 5 -m random:llama-3.1-8b --context 4096 --kernels attention
         part kernels-8b-8k 20 $kernels -r 5 -m random:llama-3.1-8b --context 8192 --kernels attention
+        part kernels-8b-int8 30 $kernels -r 3 -m random:llama-3.1-8b --dtype int8
+        part kernels-8b-int4 30 $kernels -r 3 -m random:llama-3.1-8b --dtype int4
         if [ -n "${MODEL:-}" ]; then
             part answers-default 60 $run lab bench generate --backend cuda --device cuda -m "$MODEL" --prompts --limit 2 -n 128 -r 3 \
                 --schedule auto --schedule eesd --schedule elastic --output json
         fi
-        ;;
-    more)
-        # What a format saves, and the bandwidth of its kernels.
-        part answers-formats 60 $generate -m random:llama-3.1-8b --dtype bfloat16,int8,int4,fp8 --exit-head norm:4:16384 \
-            -r 1 --oracle 0.8 --schedule eesd:length=5,stop_rule=fixed
-        part kernels-8b-int8 30 $kernels -r 3 -m random:llama-3.1-8b --dtype int8
-        part kernels-8b-int4 30 $kernels -r 3 -m random:llama-3.1-8b --dtype int4
-        part answers-8b-far 60 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 --oracle 0.8 -p 4000,8000 -r 1 \
-            --schedule elastic --schedule eesd:length=5,stop_rule=fixed
-        part answers-13b 60 $generate -m random:llama-2-13b --exit-head norm:5 -r 1 $oracle $schedules
-        part answers-70b-int8 120 $generate -m random:llama-2-70b --dtype int8 --exit-head norm:10 -n 64 -r 1 $oracle $schedules
-        part baseline-135m 60 $python benchmarks/gpu_baseline.py -m random:smollm2-135m
-        part baseline-8b 60 $python benchmarks/gpu_baseline.py -m random:llama-3.1-8b
+        part answers-8b-far 50 $generate -m $large --oracle 0.8 -p 4000,8000 -r 1 --schedule elastic --schedule eesd:length=5,stop_rule=fixed
+        part answers-13b 50 $generate -m random:llama-2-13b --exit-head norm:5 -r 1 $oracle $schedules
+        part answers-70b-int8 90 $generate -m random:llama-2-70b --dtype int8 --exit-head norm:10 -n 64 -r 1 $oracle $schedules
         ;;
     esac
 done

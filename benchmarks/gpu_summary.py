@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ Check = tuple[str, str, Callable[[Results], float | None], Callable[[float], boo
 def plain_milliseconds(results: Results, name: str) -> float | None:
     row = find(results, name, "results", schedule="plain")
     return 1e3 / row["decode_tokens_per_second"] if row else None
+
+
+def on_card(card: str, name: str, results: Results) -> float | None:
+    return plain_milliseconds(results, name) if card in results.get("build", {}).get("gpu", "") else None
 
 
 def best_ratio(results: Results, name: str, oracle: float, overlapped: bool | None = None) -> float | None:
@@ -51,14 +56,14 @@ def faster(results: Results, format: str) -> float | None:
     return ours["decode_tokens_per_second"] / wide["decode_tokens_per_second"] if wide and ours else None
 
 
-def against_torch(results: Results) -> float | None:
-    ours, theirs = plain_milliseconds(results, "answers-1b"), results.get("baseline-1b")
-    return theirs["milliseconds_per_token"] / ours if ours and theirs else None
+def against(results: Results, shape: str, field: str = "milliseconds_per_token") -> float | None:
+    ours, theirs = plain_milliseconds(results, f"answers-{shape}"), results.get(f"baseline-{shape}", {}).get(field)
+    return theirs / ours if ours and theirs else None
 
 
 def overlap_gain(results: Results) -> float | None:
     """The best schedule that overlaps, against the best that does not: medians of repeated answers in the same part."""
-    overlapped, serial = (best_ratio(results, "answers-135m", 0.8, overlapped=o) for o in (True, False))
+    overlapped, serial = (best_ratio(results, "oracle-135m", 0.8, overlapped=o) for o in (True, False))
     return overlapped / serial if overlapped and serial else None
 
 
@@ -79,7 +84,7 @@ def inside_graphs(results: Results) -> float | None:
 
 def differing(results: Results) -> float | None:
     """Answers that were not plain decoding's, of all that were measured."""
-    rows = [row for name in results if name.startswith("answers-") for row in of(results, name, "results")]
+    rows = [row for name in results if name.startswith(("answers-", "oracle-")) for row in of(results, name, "results")]
     return sum(row.get("differing", 0) for row in rows) if rows else None
 
 
@@ -120,9 +125,26 @@ CHECKS: list[Check] = [
     ("answers that are not plain decoding's", "0", differing, below(0)),
     ("compute-sanitizer: memory", "exit status 0", passed("memcheck"), below(0)),
     ("compute-sanitizer: races in shared memory", "exit status 0", passed("racecheck"), below(0)),
-    ("plain, default shape", "<= 0.37 ms", lambda r: plain_milliseconds(r, "answers-135m"), below(0.37)),
-    ("plain, 1B shape", "<= 0.80 ms", lambda r: plain_milliseconds(r, "answers-1b"), below(0.80)),
-    ("plain, 8B shape", "<= 3.9 ms", lambda r: plain_milliseconds(r, "answers-8b"), below(3.9)),
+    *(
+        (f"plain, {shape} shape, {card}", f"<= {most} ms", partial(on_card, card, part), below(most))
+        for shape, part, h200, h100 in (
+            ("8B", "answers-8b", 4.6, 6.2), ("default", "answers-135m", 0.42, 0.45), ("1B", "answers-1b", 0.80, 1.05),
+        )
+        for card, most in (("H200", h200), ("H100", h100))
+    ),
+    ("8B shape int8: plain, over bfloat16", ">= 1.6", lambda r: faster(r, "int8"), above(1.6)),
+    ("8B shape int4: plain, over bfloat16", ">= 2.6", lambda r: faster(r, "int4"), above(2.6)),
+    ("8B shape fp8: plain, over bfloat16", ">= 1.6", lambda r: faster(r, "fp8"), above(1.6)),
+    ("8B shape, oracle 0.8, exit 4, best / plain", ">= 2.6", lambda r: best_ratio(r, "oracle-8b", 0.8), above(2.6)),
+    ("default shape, oracle 0.8, best / plain", ">= 1.70", lambda r: best_ratio(r, "oracle-135m", 0.8), above(1.70)),
+    *(
+        (f"{shape.upper()} shape: {name} / plain", "> 1", partial(against, shape=shape, field=field), above(1.0))
+        for shape in ("8b", "135m", "1b")
+        for name, field in (
+            ("torch.compile and graphs", "milliseconds_per_token"),
+            ("transformers", "transformers_milliseconds_per_token"),
+        )
+    ),
     ("16 rows / 1 row, default shape", "<= 1.15", lambda r: rows_cost(r, "kernels-135m"), below(1.15)),
     ("16 rows / 1 row, 1B shape", "<= 1.15", lambda r: rows_cost(r, "kernels-1b"), below(1.15)),
     ("16 rows / 1 row, 8B shape", "<= 1.15", lambda r: rows_cost(r, "kernels-8b"), below(1.15)),
@@ -130,18 +152,13 @@ CHECKS: list[Check] = [
         "draft step, default shape, exit 6", "<= 90 us",
         lambda r: kernel(r, "kernels-135m", "microseconds", kernel="draft_step"), below(90),
     ),
-    ("default shape, oracle 0.8, best / plain", ">= 1.70", lambda r: best_ratio(r, "answers-135m", 0.8), above(1.70)),
     ("default shape: overlap / best in turns", "(no target)", overlap_gain, above(1.0)),
     ("default model, its own head, auto / plain", "(no target)", default_model, above(1.0)),
-    ("8B shape, oracle 0.8, exit 4, best / plain", ">= 2.15", lambda r: best_ratio(r, "answers-8b", 0.8), above(2.15)),
     ("13B shape, oracle 0.8, best / plain", "(no target)", lambda r: best_ratio(r, "answers-13b", 0.8), above(1.0)),
     (
         "70B shape int8, oracle 0.8, best / plain", "(no target)",
         lambda r: best_ratio(r, "answers-70b-int8", 0.8), above(1.0),
     ),
-    ("8B shape int8: plain, over bfloat16", "(no target)", lambda r: faster(r, "int8"), above(1.0)),
-    ("8B shape fp8: plain, over int8's", ">= 1.0", lambda r: faster(r, "fp8") / faster(r, "int8"), above(1.0)),
-    ("8B shape int4: plain, over int8's", ">= 1.0", lambda r: faster(r, "int4") / faster(r, "int8"), above(1.0)),
     (
         "8B shape int8: gate and up, of copy bandwidth", "(no target)",
         lambda r: kernel(r, "kernels-8b-int8", "bandwidth_share", kernel="gate_up", rows=1), above(0.5),
@@ -150,7 +167,6 @@ CHECKS: list[Check] = [
         "8B shape int4: gate and up, of copy bandwidth", "(no target)",
         lambda r: kernel(r, "kernels-8b-int4", "bandwidth_share", kernel="gate_up", rows=1), above(0.5),
     ),
-    ("against torch.compile and graphs, 1B shape", ">= 1.3", against_torch, above(1.3)),
     ("GPU idle between launches, overlapped rounds", "< 3 %", idle_share, lambda value: value < 0.03),
     ("a pass: what its kernels alone do not take", "(no target)", inside_graphs, below(0.1)),
     (

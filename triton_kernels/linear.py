@@ -565,10 +565,13 @@ def linear(
     target = out if cut.splits == 1 else partial
     assert target is not None, "a matrix cut along K needs room for its partial sums"
     assert cut.splits == 1 or norm is None, "the norm's sum of squares spans all of K"
+    # As in `launch`. With dependents int4 spills because of a limit, but where K is cut it spills without.
+    limits = {"plain": 168, "int4": 200 if cut.splits > 1 else None if pdl else 168}
+    limit = {"maxnreg": limits[weight.format]} if limits.get(weight.format) else {}
     linear_kernel[(triton.cdiv(weight.outputs, cut.block), cut.splits)](
         x, norm, eps, weight.values, weight.scales, bias, residual, target, rounded, state,
         INPUTS=weight.inputs, SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x), DOT=dot_type(weight),
-        **launch(weight, cut, x, pdl), **shared,
+        **launch(weight, cut, x, pdl), **limit, **shared,
     )  # fmt: skip
     if cut.splits > 1:
         reduce_splits_kernel[(triton.cdiv(weight.outputs, 128), MAX_ROWS)](

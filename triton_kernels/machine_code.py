@@ -52,7 +52,6 @@ REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
 WHOLE = {90: (REGISTERS, 227 * 1024), 80: (REGISTERS, 163 * 1024)}
 LEAST_AHEAD = 8 * 1024  # bytes of weights that the programs of a multiprocessor have on the way
-SPILLED = 32  # bytes of local memory of a thread that weights with scales may take on Ampere; not timed there
 MORE_INSTRUCTIONS = 1.3  # than the Triton that needs fewest
 MEETING = ("BAR", "LDS", "LDSM", "STS", "STSM", "ATOMS")  # of a program's warps
 WEIGHT = {"plain": 2.0, "int8": 1.0, "int4": 0.5, "fp8": 1.0}  # bytes
@@ -114,7 +113,7 @@ class Report(NamedTuple):
     prompt: bool = False  # launched for a prompt: alone on the device, no matter when
     ways: int = 1  # through the program: each has a wait of its own
     bar: int = 0  # bytes of weights that have to be on the way before the wait
-    per_weights: float = 0.0  # instructions of all warps for a KiB of weights
+    per_weights: float = 0.0  # instructions of all warps for a KiB of weights; of several ways the mean
     unawaited: bool = False  # are registers read by warp-group instructions that the program does not wait for?
     arithmetic: tuple[tuple[str, int], ...] = ()  # floating-point instructions, by kind
     loop: tuple[str, ...] = ()  # instructions of loops over K, or where there is none, from matrix product to product
@@ -378,15 +377,17 @@ def examine(launch: Launch, capability: int) -> Report:
         of_kv = weight_bytes(constants | {"FORMAT": constants["KV_FORMAT"]})
         bar = min(bar, of_kv * constants["KV_AHEAD"] / constants["KV_STEPS"])
     early = launch.name != "feedback"  # its matrix is chosen ahead of it
+    ways = 2 if constants.get("KV") else 1
+    work = executed(instructions, loops, constants) * options["num_warps"] / ways if its_bytes else 0
     return Report(
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
         compiled.metadata.shared, tuple(instructions), weights, constants.get("FORMAT", "plain") != "plain",
         weights or launch.name.endswith("attention"), constants.get("PDL", False),
         launch.kernel.__module__.endswith(".verdict"), int("arrived" in launch.kernel.arg_names),
         ".prompt_" in launch.kernel.__module__,
-        2 if constants.get("KV") else 1,
+        ways,
         int(min(its_bytes, bar)) if its_bytes and early else 0,
-        executed(instructions, loops, constants) * options["num_warps"] / (its_bytes / 1024) if its_bytes else 0.0,
+        work / (its_bytes / 1024) if its_bytes else 0.0,
         bool(unawaited), arithmetic(code), over_k(instructions, loops),
     )  # fmt: skip
 

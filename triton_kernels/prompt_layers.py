@@ -22,7 +22,7 @@ from .linear import Weight, dot_type
 from .qkv import HeadNorms, normed_head
 
 OUTPUTS_BLOCK, ROWS_BLOCK, STEP = 128, 128, 64
-WARPS, STAGES = 8, 3
+WARPS, STAGES = 8, {"plain": 3, "int8": 3, "int4": 2, "fp8": 3}  # a step of int4 is twice as long
 _ROWS_BLOCK = tl.constexpr(ROWS_BLOCK)
 _STEP, _GROUP = tl.constexpr(STEP), tl.constexpr(int4.GROUP)
 
@@ -178,7 +178,7 @@ def prompt_linear(
     prompt_linear_kernel[grid](
         x, weight.values, weight.scales, bias, residual, out, len(x), OUTPUTS=weight.outputs, INPUTS=weight.inputs,
         BLOCK=OUTPUTS_BLOCK, BIAS=bias is not None, ADD=residual is not None, FORMAT=weight.format,
-        DOT=dot_type(weight), num_warps=WARPS, num_stages=STAGES,
+        DOT=dot_type(weight), num_warps=WARPS, num_stages=STAGES[weight.format],
     )  # fmt: skip
 
 
@@ -187,7 +187,7 @@ def prompt_swiglu(x: Tensor, weight: Weight, out: Tensor) -> None:
     inner = weight.outputs // 2
     prompt_swiglu_kernel[(triton.cdiv(inner, OUTPUTS_BLOCK // 2), triton.cdiv(len(x), ROWS_BLOCK))](
         x, weight.values, weight.scales, out, len(x), INNER=inner, INPUTS=weight.inputs, BLOCK=OUTPUTS_BLOCK,
-        FORMAT=weight.format, DOT=dot_type(weight), num_warps=WARPS, num_stages=STAGES,
+        FORMAT=weight.format, DOT=dot_type(weight), num_warps=WARPS, num_stages=STAGES[weight.format],
     )  # fmt: skip
 
 
@@ -211,5 +211,5 @@ def prompt_qkv(
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, BLOCK=block,
         BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
         FORMAT=weight.format, KV=kv is not None, KV_FORMAT=(kv or weight).format, DOT=dot_type(weight),
-        num_warps=WARPS if block >= 64 else 4, num_stages=STAGES,
+        num_warps=WARPS if block >= 64 else 4, num_stages=STAGES[(kv or weight).format],
     )  # fmt: skip

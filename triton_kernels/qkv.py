@@ -147,14 +147,15 @@ def qkv(
     of_kv = {f"KV_{name}": how[name] for name in ("STEPS", "AHEAD", "RUN", "EVEN", "FORMAT")}
     # Or the assembler spills some registers to make room for one more program. int8 spills with a limit.
     tight = norms is not None or x.dtype == torch.float32
-    limit = {"plain": {"maxnreg": 255}, "int4": {"maxnreg": 255}, "fp8": {"maxnreg": 168}}.get(weight.format, {})
+    limits = {"plain": 255, "int4": 255, "fp8": 168} if tight else {} if pdl else {"int4": 168}
+    limit = {"maxnreg": limits[weight.format]} if weight.format in limits else {}
     qkv_kernel[(outputs // cut.block,)](
         x, norm, eps, weight.values, weight.scales, *(kv or (None, None))[:2], bias, query_norm, key_norm,
         cosines, sines, queries, keys, values, state, siblings, keys.shape[1],
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, KV=kv is not None,
         BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
         X_AT=at_positions(x), SIBLINGS=siblings is not None, DOT=dot_type(weight), PDL=pdl,
-        **of_kv, **{**launch(weight, cut, x, pdl, crowded), **(limit if tight else {})},
+        **of_kv, **{**launch(weight, cut, x, pdl, crowded), **limit},
     )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import triton
 from triton.errors import TritonError
 
 from .. import _native
@@ -88,8 +87,6 @@ class CudaBackend:
         self._serial = errors.switch("PPSD_CUDA_SERIAL")
         self._eager = not on_gpu or errors.switch("PPSD_CUDA_EAGER")
         self._pdl = errors.launches_dependently(devices)
-        if on_gpu and (slow := errors.slow_compiler(triton.__version__)):
-            _LOG.warning("ppsd-rt: %s", slow)
         self._told = False
         self._measured: list[Measured] = []  # of each device, where the best split is to be found
         self._placement: Placement | None = None

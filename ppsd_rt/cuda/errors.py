@@ -78,16 +78,6 @@ def launches_dependently(devices: Sequence[torch.device]) -> bool:
     return capable and not switch("PPSD_NO_PDL")
 
 
-def slow_compiler(version: str) -> str | None:
-    """What to say of a Triton that makes slow code of these kernels; None: nothing."""
-    if tuple(map(int, version.split(".")[:2])) >= (3, 7):
-        return None
-    return (
-        f"Triton {version} makes code of these kernels that is 1.7 to 2.6 times slower than that of 3.7 "
-        "(measured on an H200); torch 2.13 brings 3.7"
-    )
-
-
 def switch(name: str) -> bool:
     """Of the environment."""
     return os.environ.get(name, "0") not in ("", "0")

@@ -46,3 +46,10 @@ def test_int8_weights_are_near(capsys):
     per_output = weight._replace(scales=weight.scales[:, :1].contiguous())
     expected = x @ (per_output.values.float() * per_output.scales.float()).t()
     assert torch.allclose(load().product(x, per_output), expected, atol=1e-4)
+
+
+def test_transformers_answers_with_a_model_of_the_same_shape():
+    pytest.importorskip("transformers")
+    told = load().measure_transformers(tiny_model().config, torch.float32, "cpu", 5, 3)
+    assert told["transformers_tokens"] == 3
+    assert told["transformers_milliseconds_per_token"] > 0

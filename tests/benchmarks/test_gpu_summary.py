@@ -20,7 +20,7 @@ def summary(folder):
 
 def test_nothing_measured(tmp_path):
     lines, result = summary(tmp_path)
-    assert len(lines) == 30
+    assert len(lines) == 38
     assert set(lines.values()) == {"not measured"}
     assert result["parts"] == {}
 
@@ -37,7 +37,7 @@ def test_targets_are_met_or_missed(tmp_path):
     }
     (tmp_path / "parts").write_text("".join(f"{name} {status} 7\n" for name, status in parts.items()))
     answers = [
-        {"schedule": "plain", "decode_tokens_per_second": 2500.0, "ratio": 1.0},
+        {"schedule": "plain", "decode_tokens_per_second": 2300.0, "ratio": 1.0},
         {"schedule": "eesd", "oracle": 0.8, "ratio": 2.5},
         {"schedule": "elastic", "oracle": 0.8, "ratio": 2.4},
         {"schedule": "elastic", "oracle": 0.9, "ratio": 3.0, "differing": 2},
@@ -52,7 +52,10 @@ def test_targets_are_met_or_missed(tmp_path):
     kernels.append({"kernel": "lm_head", "rows": 1, "microseconds": 15.0, "count": 1})
     runs = [{"in_turns": False, "idle_share": 0.02}, {"in_turns": True, "idle_share": 0.3}]
     files = {
-        "answers-135m": {"results": answers}, "kernels-135m": {"results": kernels}, "idle-135m": {"runs": runs},
+        "build": {"gpu": "NVIDIA H100 80GB HBM3"},
+        "answers-135m": {"results": answers[:1]}, "oracle-135m": {"results": answers},
+        "kernels-135m": {"results": kernels},
+        "idle-135m": {"runs": runs},
         "answers-1b": {"results": [{"schedule": "plain", "decode_tokens_per_second": 1300.0}]},
         "answers-formats": {
             "results": [
@@ -61,7 +64,7 @@ def test_targets_are_met_or_missed(tmp_path):
             ]
         },
         "kernels-8b-int4": {"results": [{"kernel": "gate_up", "rows": 1, "bandwidth_share": 0.6}]},
-        "baseline-1b": {"milliseconds_per_token": 0.9},
+        "baseline-1b": {"milliseconds_per_token": 0.7, "transformers_milliseconds_per_token": 14.0},
         "answers-default": {"results": [{"schedule": "eesd", "ratio": 1.3}, {"schedule": "auto", "ratio": 1.2}]},
     }  # fmt: skip
     for name, value in files.items():
@@ -77,19 +80,22 @@ def test_targets_are_met_or_missed(tmp_path):
         "compute-sanitizer: memory": "missed",
         "compute-sanitizer: races in shared memory": "not measured",
         "answers that are not plain decoding's": "missed",
-        "plain, default shape": "missed",
-        "plain, 1B shape": "met",
-        "plain, 8B shape": "not measured",
+        "plain, default shape, H100": "met",
+        "plain, default shape, H200": "not measured",
+        "plain, 1B shape, H100": "met",
+        "plain, 8B shape, H100": "not measured",
         "16 rows / 1 row, default shape": "missed",
         "draft step, default shape, exit 6": "met",
         "default shape, oracle 0.8, best / plain": "met",
         "default shape: overlap / best in turns": "missed",
         "8B shape int8: plain, over bfloat16": "met",
-        "8B shape int4: plain, over int8's": "missed",
-        "8B shape fp8: plain, over int8's": "met",
+        "8B shape int4: plain, over bfloat16": "missed",
+        "8B shape fp8: plain, over bfloat16": "met",
         "8B shape int8: gate and up, of copy bandwidth": "not measured",
         "8B shape int4: gate and up, of copy bandwidth": "met",
-        "against torch.compile and graphs, 1B shape": "missed",
+        "1B shape: torch.compile and graphs / plain": "missed",
+        "1B shape: transformers / plain": "met",
+        "8B shape: transformers / plain": "not measured",
         "default model, its own head, auto / plain": "met",
         "GPU idle between launches, overlapped rounds": "met",
         "a pass: what its kernels alone do not take": "met",

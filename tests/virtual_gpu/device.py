@@ -79,6 +79,7 @@ def install(library: Path, sm: int, mutate: Callable[[str], str] = str) -> Virtu
     gpu = VirtualGpu(library, sm)
 
     from triton import knobs
+    from triton.backends.nvidia.compiler import CUDABackend
     from triton.backends.nvidia.driver import CudaDriver
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -96,13 +97,6 @@ def install(library: Path, sm: int, mutate: Callable[[str], str] = str) -> Virtu
         def get_active_torch_device(self) -> torch.device:
             return torch.device("cpu")
 
-    def stages(*args: Any) -> Any:
-        """PTX is what the driver loads, as a real one would: ptxas has no part in it."""
-        if not args:
-            return "virtual-gpu", "virtual-gpu"
-        args[1]["cubin"] = lambda ptx, metadata: ptx.encode() + b"\0"
-        return None
-
     def run(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
         for name, value in (*zip(kernel.arg_names, args, strict=False), *named.items()):
             if isinstance(value, torch.Tensor):
@@ -114,7 +108,9 @@ def install(library: Path, sm: int, mutate: Callable[[str], str] = str) -> Virtu
 
     launched = JITFunction.run
     JITFunction.run = run
-    knobs.runtime.add_stages_inspection_hook = stages
+    # PTX is what the driver loads, as a real one would: ptxas has no part in it. Nor in the cache.
+    CUDABackend.make_cubin = lambda self, ptx, *options: ptx.encode() + b"\0"
+    CUDABackend.hash = lambda self: f"virtual-gpu {self.target.arch}"
     driver.set_active(Driver())
     load = driver.active.utils.load_binary
     driver.active.utils.load_binary = lambda name, ptx, shared, device: load(

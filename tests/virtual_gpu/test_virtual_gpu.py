@@ -19,6 +19,7 @@ from virtual_gpu.campaign import FORMATS, LONG, MUTATION_SEEDS, OTHERS, ask
 from virtual_gpu.mutations import MUTATIONS
 
 QUICK = "the wait behind a load of state"
+TRITONS = [path for path in os.environ.get("PPSD_TRITONS", "").split(os.pathsep) if path]
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,13 @@ def test_other_ways_to_launch_give_the_same_tokens(gpu):
     assert result["launches"] == "one by one"
     for answers in (alone, right(result, 2)):
         assert [answer["ids"] for answer in answers] == [answer["ids"] for answer in captured]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("triton", TRITONS or [pytest.param("", marks=pytest.mark.skip("PPSD_TRITONS names none"))])
+@pytest.mark.parametrize("format", ["bfloat16", "int4"])
+def test_another_triton_gives_the_plain_answer(gpu, triton, format):
+    right(gpu({"PYTHONPATH": triton}, sm=90, format=format, schedules=["fixed", "overlap"]), 3)
 
 
 @pytest.mark.parametrize("name", [QUICK, *(slow(name) for name in MUTATIONS if name != QUICK)])

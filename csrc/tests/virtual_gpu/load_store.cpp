@@ -206,7 +206,10 @@ void load_shared(Warp& w, const Instruction& i) {
     if (!(w.active >> l & 1)) continue;
     const uint8_t* from = shared(w, uint32_t(address(w, i.from[0], l)), i.size * i.count, false);
     uint64_t values[8];
-    for (int n = 0; n < i.count; ++n) values[n] = read(reinterpret_cast<uint64_t>(from) + uint64_t(n * i.size), i.size);
+    for (int n = 0; n < i.count; ++n) {
+      values[n] = read(reinterpret_cast<uint64_t>(from) + uint64_t(n * i.size), i.size);
+      if (i.option == kExtends) values[n] = uint64_t(int64_t(values[n] << (64 - 8 * i.size)) >> (64 - 8 * i.size));
+    }
     for (int n = 0; n < i.count; ++n) set_value(w, i.to[size_t(n)], l, values[n]);
   }
 }
@@ -281,8 +284,8 @@ bool bind_memory(Instruction& its) {
     return true;
   }
   const bool loads = first == "ld";
-  if (loads && type[0] == 's') return false;   // would have to be extended
-  its.option = has("volatile") || has("relaxed") ? kStrong : has("release") ? kReleases : kWeak;
+  if (loads && type[0] == 's' && !has("shared")) return false;   // would have to be extended
+  its.option = loads && type[0] == 's' ? kExtends : has("volatile") || has("relaxed") ? kStrong : has("release") ? kReleases : kWeak;
   if (has("acquire")) return false;
   its.run = has("shared") ? (loads ? load_shared : store_shared) : has("global") ? (loads ? load_global : store_global) : nullptr;
   return its.run != nullptr;

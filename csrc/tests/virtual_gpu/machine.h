@@ -10,7 +10,7 @@
 namespace virtual_gpu {
 
 // How a load or store orders others.
-enum { kWeak = 0, kStrong = 1, kAcquires = 2, kReleases = 4 };
+enum { kWeak = 0, kStrong = 1, kAcquires = 2, kReleases = 4, kExtends = 8 };
 
 struct Launch {
   std::shared_ptr<const Kernel> kernel;

@@ -146,9 +146,3 @@ def test_the_estimate_is_what_weights_take(format, tied):
     assert errors.weight_bytes(config, format) == weights.bytes + (0 if shared else weights.embedding.nbytes)
     parts = [errors.part_bytes(config, format, 1, first=first, last=not first) for first in (True, False)]
     assert sum(parts) == weights.bytes + weights.embedding.nbytes
-
-
-def test_a_triton_that_makes_slow_code_is_named():
-    for version in ("3.7.0", "3.10.1", "4.0.0+git1"):
-        assert errors.slow_compiler(version) is None
-    assert "Triton 3.6.0 makes" in errors.slow_compiler("3.6.0")

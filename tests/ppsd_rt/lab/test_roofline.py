@@ -1,6 +1,7 @@
-"""The roofline table: what launches ask for, and that the documentation prints what the command does."""
+"""What launches ask for and are predicted to take, and that the pages print what the command does."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,13 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from ppsd_rt.lab.roofline import Asked, asked
+from ppsd_rt.lab import roofline
+from ppsd_rt.lab.roofline import Asked, Card, Kernel, asked
 from ppsd_rt.triton_kernels.attention import attention_kernel
 from ppsd_rt.triton_kernels.linear import linear_kernel
 from ppsd_rt.triton_kernels.machine_code import Launch
 
-PAGE = Path(__file__).parents[3] / "docs/design/gpu.md"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def launch_of(kernel, types, constants, grid):
@@ -47,13 +49,39 @@ def test_the_cache_is_read_again_for_each_chunk_of_queries():
     assert asked(launch, 5, 512) == Asked(cache=517 * position, again=517 * position)
 
 
+def test_programs_of_one_wave_read_and_reckon_in_turn(monkeypatch):
+    monkeypatch.setattr(roofline, "REACHED", 1.0)
+    # 1024 weights a program: 2 KiB and 2000 instructions.
+    code = {"instructions_per_kib": 1000.0, "programs": 2}
+    monkeypatch.setattr(roofline, "recorded", lambda: {("8B", "bf16", 90, "linear", 2): code})
+    card = Card(bandwidth=4096e6, multiprocessors=10, clock=50e6, sm=90)  # 10 CTAs: 5 us of bytes, 10 of instructions
+    constants = {"BLOCK": 32, "INPUTS": 32, "FORMAT": "plain", "SPLITS": 1}
+
+    def microseconds(programs):
+        launch = launch_of(linear_kernel, {"x": "*bf16", "weight": "*bf16"}, constants, (programs, 1))
+        return 1e6 * (Kernel(launch, 32, 2).predicted("llama-3.1-8b", "bfloat16", card) - roofline.START)
+
+    assert microseconds(10) == pytest.approx(10 + 5)
+    assert microseconds(20) == pytest.approx(2 * (10 + 5))
+    assert microseconds(100) == pytest.approx(10 * 10 + 10 * 5 / 5)  # of five waves
+    embedding = Kernel(launch_of(linear_kernel, {}, {}, (1,)), 1, 0)
+    assert embedding.predicted("llama-3.1-8b", "bfloat16", card) == roofline.PHASE
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton runs on Linux")
-def test_the_page_has_the_table_that_the_command_prints():
+@pytest.mark.parametrize(("page", "options"), [("design/gpu.md", []), ("guide/gpu.md", ["--cards"])])
+def test_the_pages_have_the_tables_that_the_command_prints(page, options):
     # In a process of its own: in this one the kernels may be the interpreter's.
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "ppsd_rt.lab.roofline"],
+        [sys.executable, "-P", "-m", "ppsd_rt.lab.roofline", *options],
         env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout in PAGE.read_text(encoding="utf-8")
+    assert all(table.strip() in (DOCS / page).read_text(encoding="utf-8") for table in done.stdout.split("\n\n"))
+
+
+def test_what_an_h200_has_timed_is_near_what_is_predicted():
+    rows = re.findall(r"µs \| ([\d.]+) \| ([\d.]+) \|", (DOCS / "design/gpu.md").read_text(encoding="utf-8"))
+    assert len(rows) == 10
+    assert all(0.85 < float(predicted) / float(measured) < 1.15 for predicted, measured in rows)
