@@ -292,8 +292,7 @@ def info_options(parser: Parser) -> None:
 SHELLS = ("bash", "zsh", "fish")
 
 _LAB = [name.removeprefix("lab ") for name in COMMANDS if name.startswith("lab ")]
-_ELSEWHERE = {  # what other programs have commands for, or ours had
-    **{name: f"ppsd-run lab {name}" for name in _LAB},
+_ELSEWHERE = {  # what other programs have commands for
     "chat": "ppsd-run --chat",
     "run": "ppsd-run PROMPT",
     "help": "ppsd-run --help",
@@ -311,6 +310,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of the command that `argv` begins with; without one it is `generate`."""
     if argv and argv[0] == "help":
         argv = [*argv[1:], "--help"]
+    if argv and argv[0] in _LAB:  # their names of earlier days, which scripts and results have
+        argv = ["lab", *argv]
     if argv and argv[0] == "lab":
         argv = [_in_the_lab(argv[1:]), *argv[2:]]
     named = bool(argv) and argv[0] in COMMANDS
@@ -348,7 +349,7 @@ def complete() -> None:
 
 def _refuse_slip(word: str) -> None:
     """UsageError for a prompt that must have been meant for a command: a letter or two away from one."""
-    known = [*COMMANDS, *_ELSEWHERE]
+    known = [*COMMANDS, *_LAB, *_ELSEWHERE]
     twisted = [name for name in known if sorted(name) == sorted(word)]
     closest = twisted or get_close_matches(word, known, n=1, cutoff=0.8)
     if not closest:

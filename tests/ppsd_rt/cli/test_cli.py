@@ -459,7 +459,7 @@ def test_info_and_heads_without_torch(run, monkeypatch):
         (["x", "--schedule", "eesd:length=" + "9" * 5000], 2, "too large"),
         (["lab", "simulate", "--stages", "9" * 5000], 2, "--stages"),
         (["lab"], 2, "lab is followed by one of bench, simulate, eval"),
-        (["bench", "generate"], 2, "write ppsd-run lab bench"),
+        (["bench", "generate", "-n", "9" * 5000], 2, "--max-tokens"),  # its name of earlier days
         (["lab", "bench", "generate", "-n", "9" * 5000], 2, "--max-tokens"),
         (["x", "--schedule", "a\nb\x1b[31m"], 2, r"a\nb\x1b[31m"),
         (["convert", "/no\n\x1b/such.gguf", "/tmp/out"], 1, r"/no\n\x1b/such.gguf"),
