@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import VOCAB, loud_head, write_model
 
-from ppsd_rt import Engine, PpsdError, SamplingParams, Stages, UsageError, _native
+from ppsd_rt import Engine, PpsdError, SamplingParams, Stages, UsageError
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Drafted
@@ -221,9 +221,3 @@ def test_torch_inference_mode(folder, inside):
         stages.commit(1)
         stages.draft([ids[1]])
         assert engine.generate(PROMPT, params, "plain").run().ids == ids
-
-
-def test_every_native_class_says_what_it_is():
-    classes = {name: value for name, value in vars(_native).items() if isinstance(value, type)}
-    assert len(classes) > 20
-    assert [name for name, value in classes.items() if not vars(value).get("__doc__")] == []
