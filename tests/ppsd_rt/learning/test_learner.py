@@ -525,6 +525,23 @@ def test_a_gain_has_an_error_by_answers():
     assert not Outcome(1, 0.5, 0.8, error, 0.5, 0.494).better and Outcome(1, 0.5, 0.8, error, 0.5, 0.496).better
 
 
+@pytest.mark.parametrize(("forgets", "kept"), [(0.004, 1.0), (0.006, 0.7), (0.009, 0.5), (0.02, 0.35)])
+def test_so_much_of_what_was_learned_is_kept_as_own_text_allows(forgets, kept):
+    """Heads of one weight, 0 before and 1 as trained: it gains by it on answers, and loses `forgets` on own text."""
+    answers, own = [SimpleNamespace(ids=[0] * 9, answer=3)], []
+
+    def of(weight):
+        head = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(head.weight, weight)
+        return SimpleNamespace(
+            heads=[head], accept=lambda texts: [[0.5 + (0.25 if texts else -forgets) * head.weight.item()]]
+        )
+
+    outcome = Learning._judge(None, of(0.0), of(1.0), answers, own, 1)
+    assert outcome.after - outcome.before == pytest.approx(0.25 * kept)
+    assert outcome.own_before - outcome.own_after == pytest.approx(forgets * kept)
+
+
 def test_the_command_trains_tells_and_goes_back(learning, folder, heads, capsys, monkeypatch):
     kept = str(learning.folder)
     little = partialmethod(Learning.__init__, slots=2, settings=learning.settings)
