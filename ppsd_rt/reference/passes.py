@@ -29,6 +29,7 @@ from ..models.rope import Rope
 
 SPAN = 256  # attention of a block spans a multiple of this many positions; no block straddles two spans
 PAGE = 64  # positions of a block of the KV cache, as of the loop
+SIBLINGS = 32  # positions, one after the other, that siblings are kept of: kSiblings of csrc/cpu/kernels.h
 
 Floats = npt.NDArray[np.float32]  # [rows, hidden], which holds bfloat16 and float16 exactly
 Where = tuple[int, int, Sequence[int]]  # rows of a text: the first one's position, how many; and the text's pages
@@ -108,7 +109,7 @@ class Stack:
     like: Tensor  # gives the dtype and the device
     taps: Sequence[int] = ()
     tapped: Tensor | None = None  # [rows of the last pass, taps, hidden]
-    siblings: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)  # their keys and values, by position
+    siblings: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)  # keys and values, by position % SIBLINGS
 
     def __post_init__(self) -> None:
         self.size = block_rows(self.like.dtype, self.like.device)
@@ -149,13 +150,13 @@ class Stack:
             beside = (position, 1, texts[0][2])
             kept = self._row(position, texts[0][2])
             out.append(self._through(x[row : row + 1], [beside], row, cancelled))
-            self.siblings[position] = self._row(position, texts[0][2])
+            self.siblings[position % SIBLINGS] = self._row(position, texts[0][2])
             self._put(position, texts[0][2][position // PAGE], kept)
         return torch.cat(out)
 
     def adopt(self, position: int, page: int) -> None:
         """The row that ran beside the one at `position` takes its place."""
-        self._put(position, page, self.siblings[position])
+        self._put(position, page, self.siblings[position % SIBLINGS])
 
     def _row(self, position: int, pages: Sequence[int]) -> tuple[Tensor, ...]:
         at = slice(None), pages[position // PAGE] + 1, slice(None), position % PAGE
