@@ -251,7 +251,10 @@ def card_lines() -> Iterator[str]:
 def main(arguments: list[str] | None = None, out: Callable[[str], None] = print) -> int:
     parser = argparse.ArgumentParser(prog="roofline", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cards", action="store_true", help="tokens per second of several cards")
-    if parser.parse_args(arguments).cards:
+    args = parser.parse_args(arguments)
+    if not RESULTS.is_dir():
+        parser.error("its figures lie in benchmarks/results of the source: run it in a checkout")
+    if args.cards:
         out("\n".join((CARDS_TITLE, *card_lines())))
         return 0
     out("\n".join((TITLE, *(line_of(m, f, step_of(m, f)) for m in TARGETS for f in FORMATS))))
