@@ -160,7 +160,6 @@ void bind_decoding(py::module_& m) {
             chain.land(words, count);
           },
           py::arg("verdict"))
-      .def("forget_rows", [](PyLoop& loop) { loop.loop().forget_rows(); })
       .def(
           "fail",
           [](PyLoop& loop, const std::string& line) {

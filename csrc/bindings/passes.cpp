@@ -1,4 +1,4 @@
-// Passes that a Python object computes, ppsd_rt/reference/passes.py: numbers go and come as arrays of float32, and the C++ samplers
+// Passes that a Python object computes (ppsd_rt/reference/passes.py says what it is asked): numbers go and come as arrays of float32, and the C++ samplers
 // choose of the logits.
 #include "bindings.h"
 
@@ -73,18 +73,20 @@ std::shared_ptr<const CpuModel> facts_of(const py::object& passes) {
   return model;
 }
 
-class ReferencePasses final : public Passes {
+class PythonPasses final : public Passes {
  public:
-  explicit ReferencePasses(py::object passes)
+  explicit PythonPasses(py::object passes)
       : Passes(facts_of(passes), std::make_unique<Team>(1, std::vector<int>())),
         drafts_(passes.attr("drafts").cast<bool>()),
         hears_(passes.attr("hears").cast<bool>()),
         lags_(passes.attr("lags").cast<bool>()),
         follows_(passes.attr("follows").cast<bool>()),
+        decoded_rows_differ_(passes.attr("decoded_rows_differ").cast<bool>()),
+        chooses_(passes.attr("chooses").cast<bool>()),
         draft_share_(passes.attr("draft_share").cast<double>()),
         passes_(std::move(passes)),
         eagle_(model().eagle ? std::make_unique<OwnRows>(this) : nullptr) {}
-  ~ReferencePasses() override {
+  ~PythonPasses() override {
     const py::gil_scoped_acquire lock;
     logits_.clear();
     passes_ = {};
@@ -98,6 +100,7 @@ class ReferencePasses final : public Passes {
   bool drafts() const override { return drafts_; }
   bool uses_feedback() const override { return hears_; }
   bool lags() const override { return lags_; }
+  bool decoded_rows_differ() const override { return decoded_rows_differ_; }
   double draft_share() const override { return draft_share_; }
   DraftVocabulary draft_vocabulary() const override {
     return model().draft_ids.empty() ? DraftVocabulary(model().shape.vocab_size) : DraftVocabulary(model().draft_ids, follows_);
@@ -175,15 +178,7 @@ class ReferencePasses final : public Passes {
     });
     if (!out.done) return out;
     const Steady::time_point chosen_from = Steady::now();
-    if (!rows.empty()) {
-      in_python([&] {
-        py::list chooses;
-        for (const Head::Row& row : rows) chooses.append(py::make_tuple((row.x - x) / py::ssize_t(hidden()), row.position - 1));
-        logits_.clear();
-        for (const py::handle& logits : passes_.attr("logits")(chooses)) logits_.push_back(logits.cast<Floats>());
-      });
-      out.ids = choose(rows);
-    }
+    if (!rows.empty()) out.ids = choose_after(rows, x);
     out.late = std::chrono::duration<double>(chosen_from - begun).count();
     out.choose = std::chrono::duration<double>(Steady::now() - chosen_from).count();
     return out;
@@ -201,7 +196,7 @@ class ReferencePasses final : public Passes {
 
  private:
   struct OwnRows final : EagleStack {   // of an EAGLE-3 head
-    explicit OwnRows(ReferencePasses* whose) : EagleStack(*whose->model().eagle), passes(*whose) {}
+    explicit OwnRows(PythonPasses* whose) : EagleStack(*whose->model().eagle), passes(*whose) {}
     void pass(const std::vector<Segment>& segments, const std::vector<int>& ids, bool verified) override {
       in_python([&] {
         passes.follow_blocks();
@@ -209,16 +204,16 @@ class ReferencePasses final : public Passes {
         copy_rows(passes.passes_.attr("eagle")(passes.texts_of(segments), ids, features, verified), ids.size() * passes.hidden(), x_.data());
       });
     }
-    ReferencePasses& passes;
+    PythonPasses& passes;
   };
 
   size_t hidden() const { return size_t(model().shape.hidden_size); }
   int number_of(const uint8_t* block) const { return int((block - blocks_->at(0)) / py::ssize_t(block_bytes())); }
-  // (first position, rows, numbers of the blocks that hold them and what stands before)
+  // (first position, rows, numbers of the blocks that hold them and what stands before, rows that are a prompt's)
   py::tuple text_of(const Segment& segment) const {
     py::list blocks;
     for (int i = 0; i * kSpan < segment.start + segment.rows; ++i) blocks.append(number_of(segment.blocks[i]));
-    return py::make_tuple(segment.start, segment.rows, blocks);
+    return py::make_tuple(segment.start, segment.rows, blocks, segment.prompt);
   }
   py::list texts_of(const std::vector<Segment>& segments) const {
     py::list texts;
@@ -228,6 +223,39 @@ class ReferencePasses final : public Passes {
   void follow_blocks() {
     const Blocks::Changes changes = blocks_->take_changes();
     if (!changes.wiped.empty() || !changes.copies.empty()) passes_.attr("change")(changes.wiped, changes.copies);
+  }
+  // What rows [.., hidden] of the last `late` choose: where temperature and seed are all that matters, the passes may do it.
+  std::vector<int> choose_after(const std::vector<Head::Row>& rows, const float* x) {
+    std::vector<int> chosen(rows.size(), Sampler::kNone), theirs;
+    std::vector<size_t> ours;
+    std::vector<Head::Row> by_logits;
+    in_python([&] {
+      py::list plain, wanted;
+      for (size_t r = 0; r < rows.size(); ++r) {
+        const Head::Row& row = rows[r];
+        const py::ssize_t place = (row.x - x) / py::ssize_t(hidden());
+        if (const auto how = row.sampler->alike(row.position); how && chooses_) {
+          plain.append(py::make_tuple(place, row.position, how->seed, row.sampler->temperature()));
+          theirs.push_back(int(r));
+        } else {
+          wanted.append(py::make_tuple(place, row.position - 1));
+          ours.push_back(r);
+          by_logits.push_back(row);
+        }
+      }
+      if (!theirs.empty()) {
+        const auto ids = passes_.attr("choose")(plain).cast<std::vector<int>>();
+        if (ids.size() != theirs.size()) throw std::runtime_error("the passes chose for other rows than those they were asked for");
+        for (size_t i = 0; i < ids.size(); ++i)
+          if (ids[i] >= 0) chosen[size_t(theirs[i])] = ids[i];
+      }
+      logits_.clear();
+      if (!ours.empty())
+        for (const py::handle& logits : passes_.attr("logits")(wanted)) logits_.push_back(logits.cast<Floats>());
+    });
+    const std::vector<int> own = choose(by_logits);
+    for (size_t i = 0; i < ours.size(); ++i) chosen[ours[i]] = own[i];
+    return chosen;
   }
   // Of logits_, one for each row. Rows of one sampler lie together.
   std::vector<int> choose(const std::vector<Head::Row>& rows) {
@@ -256,7 +284,7 @@ class ReferencePasses final : public Passes {
     return chosen;
   }
 
-  const bool drafts_, hears_, lags_, follows_;
+  const bool drafts_, hears_, lags_, follows_, decoded_rows_differ_, chooses_;
   const double draft_share_;
   py::object passes_;
   const std::unique_ptr<OwnRows> eagle_;   // or null
@@ -269,4 +297,4 @@ class ReferencePasses final : public Passes {
 
 }  // namespace
 
-std::unique_ptr<Passes> ppsd::bindings::passes_of(py::object passes) { return std::make_unique<ReferencePasses>(std::move(passes)); }
+std::unique_ptr<Passes> ppsd::bindings::passes_of(py::object passes) { return std::make_unique<PythonPasses>(std::move(passes)); }

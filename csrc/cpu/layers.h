@@ -16,11 +16,12 @@ namespace ppsd {
 std::vector<float> make_rope(const Rotary& rotary, int capacity, int prompt = 0);
 
 // Of a pass: consecutive rows of a text, at positions [start, start + rows); `blocks`: where its cache lies, span by span, see
-// KvCache; `spans`: how many there are.
+// KvCache; `spans`: how many there are; `prompt`: of the rows, those of a prompt that nothing is chosen after, which come first.
 struct Segment {
   int rows = 0, start = 0;
   uint8_t* const* blocks = nullptr;
   int spans = 0;
+  int prompt = 0;
 };
 
 class LayerStack {

@@ -54,6 +54,7 @@ class Sampler {
   // How the row for a position chooses, where temperature and seed are all that matters: such rows of several texts can be
   // given to the LM head together, without begin_rows and choose.
   std::optional<RowChoice> alike(int position) const;
+  float temperature() const { return sampling_.temperature; }
   LogitsPhase phase(int member, const DraftVocabulary& ids) const;
   void give(int r, const float* logits, int outputs);   // where somebody else has computed them, of row r, to be stored
   static constexpr int kNone = std::numeric_limits<int>::max();

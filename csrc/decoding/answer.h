@@ -18,7 +18,8 @@ struct Loop::Answer {
       : request(std::move(wanted)),
         grammar(told),
         verdict_track(loop->ranks_ ? kDraftTrack : kVerifyTrack),
-        rotated_as(loop->model().rotary.matters(int(request.prompt.size()) - request.limits.own)),
+        prompt_rows(int(request.prompt.size()) - request.limits.own - 1),
+        rotated_as(loop->model().rotary.matters(prompt_rows + 1)),
         out(std::make_shared<Outbox>(loop->bell_, int(request.prompt.size()))),
         scheduler(fitted(request.schedule, true, false), request.limits, request.sampling.seed),
         table(&loop->blocks_, rotated_as),
@@ -27,7 +28,7 @@ struct Loop::Answer {
         drafting(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()),
         verifying(std::make_shared<Sampler>(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members())) {
     Sampling sampling = request.sampling;
-    sampling.answer = int(request.prompt.size()) - request.limits.own;
+    sampling.answer = prompt_rows + 1;
     sampling.stop_ids = request.limits.stop_ids;
     verifying->begin(sampling, 0);
     if (loop->ranks_ || loop->limits_.cuts) settings = words_of({request.limits.end, sampling.answer, grammar, sampling});
@@ -58,6 +59,9 @@ struct Loop::Answer {
   }
 
   const std::vector<int>& text() const { return begun ? scheduler.tokens() : request.prompt; }
+  Segment segment(int start, int count) const {   // rows of the text
+    return {count, start, table.pointers(), table.size(), std::clamp(prompt_rows - start, 0, count)};
+  }
   // Rows of the text that must be there before it can go on: all but that of the newest token. A prompt's last row says what
   // the first token is.
   int rows_wanted() const { return int(text().size()) - int(begun); }
@@ -75,6 +79,7 @@ struct Loop::Answer {
 
   const Request request;
   const int grammar, verdict_track;
+  const int prompt_rows;      // of the text: of the prompt, all but the last, which is the first that a token is chosen after
   const int rotated_as;       // see Rotary::matters
   const std::shared_ptr<Outbox> out;
   Scheduler scheduler;
@@ -115,7 +120,7 @@ struct Loop::Part {
   uint64_t epoch = 0;     // of the answer, when it was launched
   int chosen = 0;         // chooses(), then
 
-  Segment segment() const { return {rows, start, answer->table.pointers(), answer->table.size()}; }
+  Segment segment() const { return answer->segment(start, rows); }
   int all_rows() const { return rows + int(siblings.size()); }
   int chooses() const {   // how many of its rows choose a token, the last ones; siblings come after them
     const bool first = prompt && !answer->begun && start + rows == answer->rows_wanted();

@@ -126,9 +126,10 @@ bool Loop::step() {
       if (make_room(*answer, size)) writing.push_back(answer);
       continue;
     }
-    if (answer->flying == 0 && answer->rows % kSpan == 0 && !passes_.one_text())   // another text may have come further
-      if (const int rows = answer->table.share(answer->text(), answer->rows_wanted() - int(!answer->begun)); rows > answer->rows)
-        answer->go_on_from(rows);
+    if (answer->flying == 0 && answer->rows % kSpan == 0) {   // another text may have come further
+      const int most = shared_at_most(*answer, answer->rows_wanted() - int(!answer->begun));
+      if (const int rows = answer->table.share(answer->text(), most); rows > answer->rows) answer->go_on_from(rows);
+    }
     const int rows = std::min(prompt_rows, answer->rows_wanted() - answer->left);
     if (rows == 0 || !make_room(*answer, answer->left + rows)) continue;
     prompts.push_back({answer, answer->left, rows, true, {}, {}});
@@ -244,18 +245,18 @@ void Loop::let_in() {
 }
 
 // Blocks for the text, those of others where it begins like them; and one for each of those that run, so that they need not
-// make it leave again at once.
+// make it leave again at once. There is one table of rotations.
 bool Loop::admit(Answer& answer) {
+  if (!running_.empty() && running_.front()->rotated_as != answer.rotated_as) return false;
   const int wanted = answer.rows_wanted();
-  const int most = wanted - int(!answer.begun);
-  if (!passes_.one_text()) answer.table.share(answer.text(), most);
+  const int most = shared_at_most(answer, wanted - int(!answer.begun));
+  answer.table.share(answer.text(), most);
   const int blocks = wanted / kSpan + 1 - answer.table.size();
   if (!running_.empty() && blocks_.available() < blocks + int(running_.size())) {
     answer.table.drop();
     return false;
   }
-  answer.shared = passes_.one_text() ? held_of(answer.text(), most) : answer.table.copy_rest(answer.text(), most);
-  passes_.begin(answer.request, answer.shared);
+  answer.shared = answer.table.copy_rest(answer.text(), most);
   // An EAGLE-3 head's last row there has read the other text's next token.
   if (model().eagle && answer.shared % kSpan > 0) --answer.shared;
   answer.go_on_from(answer.shared);
@@ -266,13 +267,9 @@ bool Loop::admit(Answer& answer) {
   return true;
 }
 
-// Of the text that all stages hold, rows that this one begins with; from now on they hold this one.
-int Loop::held_of(const std::vector<int>& text, int most) {
-  if (forgotten_.exchange(false)) held_.clear();
-  const size_t length = std::min({held_.size(), size_t(most), size_t(passes_.held())});
-  const int same = int(std::mismatch(held_.begin(), held_.begin() + ptrdiff_t(length), text.begin()).first - held_.begin());
-  held_.clear();
-  return same;
+// Of the first `rows` rows of its text, those that texts share.
+int Loop::shared_at_most(const Answer& answer, int rows) const {
+  return passes_.decoded_rows_differ() ? std::min(rows, answer.prompt_rows) : rows;
 }
 
 // Its blocks are free, its tokens stay: its rows will be computed again, to the same bits.
@@ -316,14 +313,13 @@ void Loop::fail(Answer& answer, std::exception_ptr failure) {
 // Its rows stay for texts that begin like its own.
 void Loop::leave(Answer& answer) {
   if (!answer.running || answer.rows == 0) return;
-  if (passes_.one_text()) held_.assign(answer.text().begin(), answer.text().begin() + answer.rows);
   cut(answer, answer.rows);   // a pass may have been cancelled, or is under way
   catch_up(answer);
   if (model().eagle) {
     answer.eagle.know(answer.rows, answer.text().data() + answer.rows, int(answer.text().size()) - answer.rows);
     read_taps(answer);
   }
-  answer.table.leave(answer.text(), answer.rows);
+  answer.table.leave(answer.text(), shared_at_most(answer, answer.rows));
 }
 
 // -- a round -----------------------------------------------------------------------------------------------------------
@@ -436,8 +432,7 @@ bool Loop::draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws
     Answer& answer = *part.answer;
     answer.vocabulary.follow(answer.text());
     const int end = answer.exits.end(), first = passes_.lags() ? std::min(answer.headed, end - 1) : end - 1;
-    const Segment rows{end - first, first, answer.table.pointers(), answer.table.size()};
-    draws->push_back({rows, answer.exits.at(first), answer.step.feedback.get(), &answer.drafting, &answer.vocabulary,
+    draws->push_back({answer.segment(first, end - first), answer.exits.at(first), answer.step.feedback.get(), &answer.drafting, &answer.vocabulary,
                       answer.step.sibling_bar,
                       &answer.eagle, {}});
   }
@@ -614,7 +609,7 @@ void Loop::keep(Answer& answer, int start) {
     read_taps(answer);
   }
   answer.exits.forget(std::min(answer.headed, answer.rows));
-  answer.table.keep(answer.text(), answer.rows);
+  answer.table.keep(answer.text(), shared_at_most(answer, answer.rows));
 }
 
 // What is known of rows from `end` on is void.
@@ -626,8 +621,7 @@ void Loop::cut(Answer& answer, int end) {
 // All its rows through the exit head's own layers.
 void Loop::catch_up(Answer& answer) {
   if (answer.headed == answer.rows) return;
-  passes_.catch_up({answer.rows - answer.headed, answer.headed, answer.table.pointers(), answer.table.size()},
-                   answer.exits.at(answer.headed));
+  passes_.catch_up(answer.segment(answer.headed, answer.rows - answer.headed), answer.exits.at(answer.headed));
   answer.headed = answer.rows;
 }
 

@@ -63,7 +63,6 @@ class Loop {
   }
   const CpuModel& model() const { return passes_.model(); }
   int taps() const { return passes_.taps(); }   // that verdicts bring home
-  void forget_rows() { forgotten_.store(true); }   // of answers that are over, where stages hold one text: they are others now
 
   // From any thread. automatic: the policy decides on drafts, round by round; of the schedule, `lookup` and `recycle` count.
   // Throws std::bad_alloc where the text may become longer than all blocks.
@@ -108,7 +107,7 @@ class Loop {
   void send(const std::vector<Part>& parts);
   void let_in();
   bool admit(Answer& answer);
-  int held_of(const std::vector<int>& text, int most);
+  int shared_at_most(const Answer& answer, int rows) const;
   void put_back(Answer& answer);
   Answer* victim(const Answer& other);
   bool make_room(Answer& answer, int rows);
@@ -163,8 +162,6 @@ class Loop {
   bool pinned_ = false;                            // the thread that calls `work`
   std::deque<Flight> flights_;                     // passes that have been sent and have not come back, in order
   int numbers_ = 0;                                // of answers, over ranks: the last one
-  std::vector<int> held_;                          // where stages hold one text: that of the last answer
-  std::atomic<bool> forgotten_{false};
   std::vector<std::pair<int32_t, int32_t>> adopted_;   // siblings that other stages have not heard of: {block, position}
   std::vector<int> closed_;                        // answers that other stages have heard of, and that are over
   std::mutex mutex_;

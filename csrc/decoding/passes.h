@@ -14,7 +14,6 @@
 namespace ppsd {
 
 class Blocks;
-struct Request;
 
 class Passes {
  public:
@@ -32,10 +31,8 @@ class Passes {
   virtual bool uses_feedback() const { return false; }   // the exit head draws on verified rows too
   virtual bool lags() const { return false; }            // the exit head has layers of its own, see draw
   virtual double draft_share() const = 0;   // of the weights that all layers and the LM head read, those that a draft step reads
-  // Does it hold the rows of one text, whatever blocks say? Then it hears of every answer that begins, and what it keeps.
-  virtual bool one_text() const { return false; }
-  virtual int held() const { return 0; }   // of that text, rows that a later one may begin with
-  virtual void begin(const Request&, int) {}   // and what it keeps of the rows: see held
+  // Have rows other bits as a prompt's (Segment::prompt) than where decoding made them? Then texts share those of prompts alone.
+  virtual bool decoded_rows_differ() const { return false; }
   // The longest text; and as what its rows are rotated, see make_rope: all texts that run are rotated alike.
   virtual void reserve(int, int) {}
 

@@ -2,6 +2,7 @@
 // what the calls mean.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -30,7 +31,9 @@ class TextStages {
  private:
   size_t hidden() const { return size_t(passes_->model().shape.hidden_size); }
   int drafted() const { return int(exits_.size() / hidden()); }
-  Segment segment(int start, int rows) { return {rows, start, table_.data(), int(table_.size())}; }
+  Segment segment(int start, int rows) {
+    return {rows, start, table_.data(), int(table_.size()), std::clamp(sampling_.answer - 1 - start, 0, rows)};
+  }
   void keep(int start, const float* states, int rows);
 
   const std::unique_ptr<Passes, NotAfterFork> passes_;
