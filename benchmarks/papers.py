@@ -2,7 +2,7 @@
 
     python benchmarks/papers.py --quick      # less than an hour on two cores; says what each part took
     python benchmarks/papers.py              # some hours; goes on where it was ended
-    python benchmarks/papers.py --only lossless,stages
+    python benchmarks/papers.py --only lossless,clock
     python benchmarks/papers.py --page       # measures nothing: figures and tables of the results that are there
 
 Experiments are in paper_experiments/. Each leaves benchmarks/results/papers/NAME.json, part by part. A part that is

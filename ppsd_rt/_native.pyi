@@ -210,8 +210,6 @@ class Loop:
 
     def fail(self, line: str) -> None:
         """End all answers with this line; by the thread that calls `work`."""
-    def forget_rows(self) -> None:
-        """Of answers that are over, where stages hold the rows of one text: they have other ones now."""
     capacity: Final[int]
     counts: Final[dict[str, int]]  # draft_seconds: a float
 
@@ -586,32 +584,11 @@ class Station:
     def counts(self) -> StationCounts: ...
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # on the wire_clock()
 
-class PythonStation:
-    """As Station; a Python object computes the rows [count, hidden]."""
-
-    def __init__(self, stage: object, hidden: int, last: bool, delay: float) -> None: ...
-    def post(self, message: npt.NDArray[np.int32]) -> None: ...
-    def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int:
-        """Words of the message for the next stage; 0: no pass came."""
-
-    def close(self) -> None: ...
-    def busy_seconds(self) -> float: ...
-    def counts(self) -> StationCounts: ...
-    def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # on the wire_clock()
-
 class Drafter:
     """Layers before the exit, and the exit head, on the C++ kernels: what the loop's steps cost."""
 
     def __init__(self, model: Model, cores: Sequence[int], threads: int) -> None: ...
     block_bytes: Final[int]
     def time_step(self, draw: bool, context: int) -> float: ...
-
-def loop_of_python(
-    stage: object, hidden: int, vocab_size: int, draws: bool, hears: bool, stages: int, blocks: int
-) -> Loop:
-    """The loop of rank 0, of one answer at a time, whose draft stage is a Python object.
-
-    draws: it has an exit head; hears: which draws on verified rows too.
-    """
 
 testing: ModuleType  # what only tests and benchmarks call, csrc/tests/bindings.cpp

@@ -87,7 +87,7 @@ Asked = tuple[Sequence[int], SamplingParams, Schedule | Auto, Limits, RunOptions
 
 
 class Backend(Protocol):
-    """One model, one exit head or none. The engine sees to it that no more than `concurrency` answers are begun."""
+    """One model, one exit head or none."""
 
     @property
     def name(self) -> str: ...
@@ -184,9 +184,3 @@ def check_ids(ids: Sequence[int], last: int, vocab_size: int) -> None:
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """How many ids both begin with."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def one_at_a_time(current: bool, cancellation: Cancellation) -> None:
-    """What every backend says when an answer goes on that another one has ended."""
-    if not current and not cancellation.asked:
-        raise PpsdError("this generation was ended: another one has begun on the same engine")

@@ -32,7 +32,6 @@ from .sampling.grammar_trials import Cancel
 from .sampling.grammar_worker import Unheld
 from .sampling.params import MOST_LOGPROBS, SamplingParams
 from .stages import Stages
-from .turns import Turn, Turns
 
 if TYPE_CHECKING:
     from .learning.learner import Learner
@@ -53,11 +52,9 @@ class Engine:
         self.config = with_end(checkpoint.config, tokenizer)
         self._grammars: Grammars | None = None
         self._one_grammar = Lock()
-        self._turns = Turns(backend.concurrency)
         self._answers: WeakSet[Generation] = WeakSet()
         self._swapping = Lock()  # taken while an answer is made too
         self.learner: Learner | None = None
-        hears_of_forks(self._turns)
         hears_of_forks(self)
 
     @classmethod
@@ -241,9 +238,7 @@ class Engine:
 
         schedule: a text as for `--schedule`. `auto` measures this machine and, where drafts do not pay, decodes
         plainly. With a penalty (repetition, presence, frequency) or a grammar no siblings are verified.
-        Any thread may ask, and an answer begins when its first token is asked for. Where the backend decodes one answer
-        at a time (`backend.concurrency` is 1), that of another thread waits for its turn, first come first served; one
-        that the same thread has left half-iterated is ended, for it would wait for itself.
+        Any thread may ask, and an answer begins when its first token is asked for.
 
         Raises, before anything is decoded, what `encode` raises for the prompt; UsageError for arguments of another
         type, a schedule that is not understood, and a schedule or sampling that this backend cannot do; PpsdError for
@@ -282,9 +277,7 @@ class Engine:
             )
         ids = self.encode(prompt)
         with self._swapping:
-            answer = Generation(
-                self.backend, self.config, self.tokenizer, self._turns, ids, params, schedule, options, self.learner
-            )
+            answer = Generation(self.backend, self.config, self.tokenizer, ids, params, schedule, options, self.learner)
             self._answers.add(answer)
         return answer
 
@@ -297,7 +290,7 @@ class Engine:
         n: int = 1,
     ) -> Generations:
         """Start `n` answers to each prompt, the answers to one prompt one after another: iterate over the result for
-        (number, token), or `.run()` it for a list. As many as `backend.concurrency` are decoded at once.
+        (number, token), or `.run()` it for a list. As many as `backend.concurrency` are asked for at once.
 
         With a seed, several answers to one prompt differ as their `SamplingParams.index` does, which counts on from
         that of `params`, and the answers are the same as one by one. Raises what `generate` raises, for all prompts,
@@ -323,10 +316,7 @@ class Engine:
         schedule: Schedule | Auto | str = AUTO,
         options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
     ) -> AsyncGeneration:
-        """`generate` for asyncio: `async for token in engine.agenerate(...)`. Raises what `generate` raises, at once.
-
-        Answers wait for their turn as those of other threads do, and none of a task's answers ends another one.
-        """
+        """`generate` for asyncio: `async for token in engine.agenerate(...)`. Raises what that raises, at once."""
         return AsyncGeneration(self.generate(prompt, params, schedule, options))
 
     def compile(self, grammar: Grammar, cancel: Cancel | None = None) -> Masks:
@@ -355,22 +345,16 @@ class Engine:
         """Of every token of a prompt its log-probability, given those before it, and the `top` most probable ids.
 
         Of the model's own distribution, as of `Completion.logprobs`; None for the first token, which nothing precedes.
-        prompt: as of `encode`, but it may fill the context. On the cpu backend answers go on beside it; elsewhere it
-        waits for its turn. Raises what `encode` raises; UsageError for a `top` that is not 0 to MOST_LOGPROBS;
-        PpsdError over ranks, where memory is lacking, and where the model's output is not a number.
+        prompt: as of `encode`, but it may fill the context. Answers go on beside it. Raises what `encode` raises;
+        UsageError for a `top` that is not 0 to MOST_LOGPROBS; PpsdError over ranks, where memory is lacking, and where
+        the model's output is not a number.
         """
         if not 0 <= whole_number("top", top) <= MOST_LOGPROBS:
             raise UsageError(f"top must be from 0 to {MOST_LOGPROBS}, not {quoted(top)}")
         ids, context = self._ids(prompt), self.config.max_position_embeddings
         if len(ids) > context:
             raise ContextFull(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
-        place = Turn()
-        place.go_on()  # an answer that this thread has left half-iterated ends: it would be waited for
-        self._turns.take(place, lambda: False)
-        try:
-            return [None, *self.backend.logprobs(ids, top)]
-        finally:
-            self._turns.give(place)
+        return [None, *self.backend.logprobs(ids, top)]
 
     def check(self, params: SamplingParams) -> None:
         """UsageError for sampling that this backend, or this model, cannot do."""

@@ -7,7 +7,7 @@ from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn, Protocol, Self
 
-from .backend import Backend, Cancellation, RunOptions, one_at_a_time
+from .backend import Backend, Cancellation, RunOptions
 from .errors import PpsdError
 from .forks import forks
 from .models.config import LlamaConfig
@@ -17,7 +17,6 @@ from .pipeline.schedule import Auto, Schedule, describe
 from .sampling.params import SamplingParams
 from .statistics import Statistics
 from .text import StopStrings
-from .turns import Turn, Turns
 
 if TYPE_CHECKING:
     from ._native import LoopAnswer
@@ -89,7 +88,6 @@ class Generation:
         backend: Backend,
         config: LlamaConfig,
         tokenizer: Tokenizer,
-        turns: Turns,
         prompt_ids: list[int],
         params: SamplingParams,
         schedule: Schedule | Auto,
@@ -107,7 +105,6 @@ class Generation:
         self._cancellation = Cancellation()
         taken = self.params.for_backend(prompt_ids)
         self._rounds = backend.rounds(prompt_ids, taken, schedule, limits, options, self._cancellation)
-        self._turns, self._place = turns, Turn()
         self._turn = RLock()  # of the thread that asks for an event
         self._begun = self._running = self._over = False
         self._spent = self._worked = 0.0  # seconds, since the last round; and of the backend, by its own clock
@@ -131,8 +128,8 @@ class Generation:
     def __next__(self) -> Token:
         """Every token as soon as it is committed, several at once where drafts were right; goes on where it stopped.
 
-        Raises PpsdError when the answer cannot go on: another one has begun on this engine, a rank was lost, or it was
-        begun before a fork.
+        Raises PpsdError when the answer cannot go on: the exit head is changed, a rank was lost, or it was begun before
+        a fork.
         """
         while not self._tokens:
             event = self._next()
@@ -186,10 +183,6 @@ class Generation:
         if forks() != self._forks:  # `_turn` may be held by a thread that is not here
             raise PpsdError("this answer was begun before a fork: begin it again in this process")
         with self._turn:
-            self._place.go_on()
-            if self._place.ended and self._reason == "cancelled" and not self._cancellation.asked:
-                self._leave()
-                one_at_a_time(False, self._cancellation)
             if self._over:
                 return None
             self._running = True
@@ -210,8 +203,6 @@ class Generation:
             if self._keeper:
                 self._keeper.begun()
             self._begun = True
-            self._cancellation.tells(self._place.wake)
-            self._turns.take(self._place, lambda: self._cancellation.asked)
             if not self._cancellation.asked and self._backend.head is not self._head:
                 # The schedule was checked against the head that was there.
                 raise PpsdError("the exit head was changed after this answer was asked for: ask again")
@@ -239,14 +230,13 @@ class Generation:
         try:
             self._rounds.close()
         finally:
-            self._turns.give(self._place)
             if self._reason == "cancelled":
                 self._rest = self._text.flush()
                 self._pieces.append(self._rest)
             if self._keeper and self._begun:
                 self._keeper.ended(self)
             del self._backend  # an answer that is kept keeps no model in memory: nor does who is told to cancel
-            self._cancellation.tells(self._place.wake)
+            self._cancellation.tells(lambda: None)
             self._cancellation.source = None
 
     @property

@@ -1,4 +1,4 @@
-"""Several answers of one engine: side by side where the backend can, in one iteration."""
+"""Several answers of one engine, side by side, in one iteration."""
 
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ class Generations:
 
     def __init__(self, generations: Sequence[Generation], at_once: int) -> None:
         self._generations, self._at_once = tuple(generations), at_once
-        self._events = self._play_at_once() if at_once > 1 else self._play_in_turn()
+        self._events = self._play()
 
     def __len__(self) -> int:
         return len(self._generations)
@@ -62,17 +62,7 @@ class Generations:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _play_in_turn(self) -> Generator[tuple[int, Committed | Drafted], None, None]:
-        """In the caller's thread: an answer that it has left half-iterated ends, instead of being waited for."""
-        try:
-            for number, generation in enumerate(self._generations):
-                for event in generation.events():
-                    yield number, event
-        finally:
-            for generation in self._generations:
-                generation.close()
-
-    def _play_at_once(self) -> Generator[tuple[int, Committed | Drafted], None, None]:
+    def _play(self) -> Generator[tuple[int, Committed | Drafted], None, None]:
         generations = self._generations
         items: SimpleQueue[_Item] = SimpleQueue()
         pool = ThreadPoolExecutor(max(1, min(self._at_once, len(generations))), "ppsd-rt answer")

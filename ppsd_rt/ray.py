@@ -39,7 +39,7 @@ from .front.backend import FrontBackend  # noqa: E402
 from .pipeline.rounds import Drafted, Logprob, Round  # noqa: E402
 from .pipeline.schedule import parse_schedule  # noqa: E402
 from .ranks.launch import join  # noqa: E402
-from .ranks.options import RankOptions  # noqa: E402
+from .ranks.options import RankOptions, check_backend  # noqa: E402
 from .ranks.world import World  # noqa: E402
 from .serve.app import make_app  # noqa: E402
 from .serve.service import Service  # noqa: E402
@@ -185,8 +185,8 @@ def _open_pipeline(options: Options) -> Engine:
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     host = ray.util.get_node_ip_address()
-    given = options.model_dump(include={*_MODEL, "schedule", "kv_memory"})
-    told = RankOptions(**{**given, "backend": "cpu" if options.backend == "auto" else options.backend})
+    check_backend(options.backend, "auto")
+    told = RankOptions(**options.model_dump(include={*_MODEL, "schedule", "kv_memory"} - {"backend"}))
     local = [(nodes[:rank].count(node), nodes.count(node)) for rank, node in enumerate(nodes)]
     worlds = [World(rank, options.ranks, *place, host, port) for rank, place in enumerate(local)]
     for rank, world in zip(others, worlds[1:], strict=True):

@@ -15,7 +15,7 @@ from ppsd_rt.find_head import find_head
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Limits, Round
 from ppsd_rt.pipeline.schedule import Schedule, copying, parse_schedule
-from ppsd_rt.ranks.slices import layers_of, slices_for
+from ppsd_rt.ranks.slices import CpuSlices, layers_of
 
 
 def ids_of(rounds):
@@ -36,8 +36,6 @@ class Pipeline:
         head=None,
         format="int8",
         kv="auto",
-        backend="cpu",
-        device="cpu",
         blocks=64,
         on_pass=lambda rank, words: None,
         serves=True,
@@ -46,7 +44,7 @@ class Pipeline:
         self.on_pass = on_pass
         head = find_head(str(head or f"norm:{sizes[0]}"), checkpoint)
         taps = head.taps if head else ()
-        self.slices = [slices_for(backend, device, (format, kv), 1, [], rank) for rank in range(len(sizes))]
+        self.slices = [CpuSlices((format, kv), 1, []) for _ in sizes]
         self.drafter = self.slices[0].drafter(checkpoint, head, sizes[0])
         self.stations = []
         for rank in range(1, len(sizes)):

@@ -5,8 +5,7 @@ from .experiment import Experiment
 from .lossless import LOSSLESS
 from .prompts import PROMPTS, PROMPTS_LARGE
 from .real_ranks import RANKS
-from .stages import STAGES
 
-EXPERIMENTS = (LOSSLESS, PROMPTS, PROMPTS_LARGE, CLOCK, STAGES, RANKS)
+EXPERIMENTS = (LOSSLESS, PROMPTS, PROMPTS_LARGE, CLOCK, RANKS)
 
 __all__ = ["EXPERIMENTS", "Experiment"]

@@ -8,7 +8,6 @@ from typing import Any
 import ranks
 
 from .experiment import Experiment, Found, Parts, markdown
-from .stages import shown
 
 # Layers of each rank, by how many there are. The LM head costs what eight layers do.
 ORACLE = {2: "17,13", 3: "12,13,5", 4: "9,10,10,1", 8: "4,4,4,4,4,5,4,1"}  # stages of equal length
@@ -17,6 +16,10 @@ KINDS = {"oracle, 0.8": ORACLE, "trained head": TRAINED}
 SCHEDULES = "plain,eesd,ppsd,elastic,auto"
 SHARES = "plain, tensor-parallel"  # of older results: the baseline is gone
 LINKS = (0, 1, 5)  # milliseconds
+
+
+def shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def parts(quick: bool) -> Parts:

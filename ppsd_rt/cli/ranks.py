@@ -3,12 +3,10 @@
 import argparse
 
 from ..errors import UsageError
-from ..printable import quoted
-from ..ranks.options import RankOptions
+from ..ranks.options import RankOptions, check_backend
 from ..ranks.world import World
 
 OVER_RANKS = ("generate", "watch", "serve", "engine", "check", "info")
-DEVICES = {"cpu": ("auto", "cpu"), "cuda": ("auto", "cpu", "cuda")}
 SILENCES = (0.5, 3600.0)  # seconds; a sign of life comes every quarter of a second
 
 
@@ -23,14 +21,7 @@ def join_ranks(args: argparse.Namespace, world: World) -> bool:
 
 
 def rank_options(args: argparse.Namespace) -> RankOptions:
-    backend = "cpu" if args.backend == "auto" else args.backend
-    if backend not in DEVICES:
-        raise UsageError(f"--backend {quoted(backend)} does not run over ranks; they run auto, {', '.join(DEVICES)}")
-    if args.device not in DEVICES[backend]:
-        raise UsageError(
-            f"with --backend {backend} ranks take --device {' or '.join(DEVICES[backend])}, not {args.device}; a rank "
-            "takes the GPU that has its number among its host's ranks"
-        )
+    check_backend(args.backend, args.device)
     if args.command in ("generate", "serve") and args.learn is not None:
         raise UsageError("--learn keeps the answers of one process: leave it out over ranks")
     sizes = args.stages if isinstance(args.stages, tuple) else None
@@ -48,8 +39,6 @@ def rank_options(args: argparse.Namespace) -> RankOptions:
     return RankOptions(
         model=args.model,
         exit_head=args.exit_head,
-        backend=backend,
-        device=args.device,
         dtype=args.dtype,
         kv_dtype=args.kv_dtype,
         kv_memory=args.kv_memory,

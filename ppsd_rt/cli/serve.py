@@ -62,8 +62,6 @@ def run(args: argparse.Namespace) -> int:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         note(f"{engine.name} at http://{shown}:{port}/ (OpenAI clients: http://{shown}:{port}/v1); Ctrl-C ends it")
-        if engine.backend.concurrency == 1:
-            note(f"--backend {engine.backend.name} answers one request at a time: others wait in the queue")
         serve(engine, settings, listener)
     if failure:
         raise PpsdError(failure[0])

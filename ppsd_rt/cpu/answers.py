@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from weakref import WeakMethod, WeakSet
 
 from .. import _native
-from ..backend import Asked, Cancellation, one_at_a_time
+from ..backend import Asked, Cancellation
 from ..errors import GrammarFailed, PpsdError
 from ..pipeline.rounds import Drafted, Limits, Round
 from ..pipeline.schedule import Auto, copying
@@ -139,8 +139,10 @@ class Answers:
             if isinstance(event, Round):
                 whole = answer.limits.reached_by(event)
             yield event
-            one_at_a_time(whole or not answer.ended, answer.cancellation)
-        one_at_a_time(whole or not answer.ended, answer.cancellation)
+            if answer.ended:
+                break
+        if answer.ended and not whole and not answer.cancellation.asked:
+            raise PpsdError("this generation was ended: what the engine was asked for next needs it alone")
 
     def leave(self, answer: Answer) -> None:
         """Its consumer wants no more of it. Returns when nothing works on it.

@@ -77,8 +77,6 @@ class CpuBackend:
             self._base = pack_model(checkpoint, self._dtype, kv, self._threads)
         self._checkpoint = checkpoint
         self._kv_memory = kv_memory_of(kv_memory)
-        if config.rope_scaling is not None and config.rope_scaling.by_length:
-            self.concurrency = 1  # texts of the loop share one table of rotations
         self._answers = Answers(weakly(self._make_loop))
         self.use_head(None)
         hears_of_forks(self)
@@ -170,7 +168,7 @@ class CpuBackend:
         ):
             # Stages overlap or take turns, and nothing overlaps with what an EAGLE-3 head drafts.
             cuts = None if self._head is not None and self._head.kind == EAGLE3 else self._cuts
-            return _native.Loop(self._model, self._threads, self._kv_memory, self.concurrency, PROMPT_ROWS, cuts=cuts)
+            return _native.Loop(self._model, self._threads, self._kv_memory, MOST_ANSWERS, PROMPT_ROWS, cuts=cuts)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self._vocab_size)

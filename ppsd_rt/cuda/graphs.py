@@ -20,7 +20,7 @@ stages want the same multiprocessors: a token is committed by a verdict, and dra
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -191,29 +191,6 @@ class StageGraphs:
             drawn=drawn,
             draft_records=draft_records,
         )
-
-
-class PartGraphs:
-    """Steps of a part of a model (parts.py), captured, and the stream that they are launched on."""
-
-    def __init__(self, steps: Sequence[Step], device: torch.device, recorder: Recorder) -> None:
-        """Raises CaptureFailed."""
-        self._recorder, self._device = recorder, device
-        with _capturing(recorder):
-            recorder.warm_up([(step, device) for step in steps])
-            self._handles = [recorder.record(step, _HIGH, -1, device) for step in steps]
-            self._lanes = _native.GraphLanes(device.index or 0, [])
-            for exec in self._handles:
-                self._lanes.upload(exec, -1)
-
-    def launch(self, number: int) -> None:
-        """After all that torch has begun on the device; returns when it has ended."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        self._lanes.timeline([(-1, self._handles[number])])
-
-    def close(self) -> None:
-        self._recorder.close()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .. import _native
 from ..backend import Asked, Oracle
-from ..cpu.answers import Answer, Answers
+from ..cpu.answers import MOST_ANSWERS, Answer, Answers
 from ..errors import GrammarFailed, PpsdError, UsageError
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
@@ -32,7 +32,7 @@ from .costs import displacer, rank_costs, side_by_side, time_drafts
 from .grammars import pack_grammar
 from .links import PASSES, VERDICTS, LinkLost, Receiver, Sender
 from .report import report_of
-from .slices import RankDrafter, Slices
+from .slices import CpuSlices
 from .stage import DEPTH
 from .threads import start
 from .timeline import ClockOffset, clock_offset, on_one_clock, unpack_spans
@@ -51,14 +51,16 @@ class RanksBackend:
     """
 
     name = "ranks"
-    copies = True
+    copies = siblings = True
+    extras = EXTRAS
+    concurrency = MOST_ANSWERS
 
     def __init__(
         self,
         groups: dict[int, Any],
         control: Control,
-        drafter: RankDrafter,
-        slices: Slices,
+        drafter: _native.Drafter,
+        slices: CpuSlices,
         head: HeadInfo | None,
         sizes: Sequence[int],
         vocab_size: int,
@@ -100,10 +102,6 @@ class RanksBackend:
         self._control.stop()
 
     @property
-    def concurrency(self) -> int:
-        return self._slices.answers
-
-    @property
     def longest(self) -> int:
         return min(64 * self._blocks, _LONGEST)
 
@@ -112,22 +110,12 @@ class RanksBackend:
     @property
     def device(self) -> str:
         """Of rank 0."""
-        return str(self._slices.facts().get("device", "cpu"))
+        return "cpu"
 
     @property
     def failure(self) -> str | None:
         """The line that all ranks end with; None: all is well."""
         return self._control.failure
-
-    @property
-    def siblings(self) -> bool:
-        """Stages in Python hold rows of the text alone."""
-        return self._slices.siblings
-
-    @property
-    def extras(self) -> frozenset[str]:
-        """The last rank has the sampler, and CUDA's has none of these."""
-        return EXTRAS if self._slices.extras else frozenset()
 
     @property
     def dtype(self) -> str:
@@ -155,8 +143,6 @@ class RanksBackend:
         self._control.check()
         if limits.end > self.longest:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens")
-        if self.concurrency == 1:
-            self._answers.end_all()
         grammar = self._tell(params.grammar) if params.grammar and options.masks else 0
         request = {
             "sampling": params,
@@ -244,7 +230,6 @@ class RanksBackend:
     def measure(self) -> tuple[_native.StageCosts, _native.StageCosts]:
         """(each rank while the others wait, all at once)"""
         self._answers.end_all()
-        self._answers.loop.forget_rows()  # measuring overwrites those of stages that hold one text
         others = range(1, self._control.world.size)
         link = self._link()
         neighbours = self._control.world.local_size - 1
@@ -362,7 +347,7 @@ class RanksBackend:
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
         assert self._head is not None
-        kind, costs = kind_of(schedule, params, oracle, siblings=self.siblings), self.costs()
+        kind, costs = kind_of(schedule, params, oracle), self.costs()
         if self._head.kind == EAGLE3:  # it never drafts while rows are verified
             costs = _native.Costs(costs.turns)
         return self._planners.planner(kind, costs, self._head)

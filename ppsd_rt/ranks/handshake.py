@@ -11,7 +11,6 @@ FIELDS = (
     "WORLD_SIZE",
     "model",
     "exit head",
-    "backend",
     "format",
     "KV cache",
     "schedule",

@@ -14,7 +14,7 @@ from ..extras import need
 from ..find_head import find_head
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
-from ..models.head_file import HeadFile, refuse_eagle3
+from ..models.head_file import HeadFile
 from ..models.resolve import resolve_model
 from .clock import CLOCK, Clock
 from .connect import connect
@@ -24,7 +24,7 @@ from .handshake import exchange
 from .links import CONTROL
 from .meeting import Meeting, first_line, open_store
 from .options import RankOptions
-from .slices import RankStation, Slices, cores_of, layers_of, slices_for
+from .slices import CpuSlices, cores_of, layers_of
 from .split import check_sizes, pack_sizes, solve, unpack_sizes
 from .stage import serve
 from .world import World
@@ -58,7 +58,7 @@ def join(world: World, options: RankOptions, clock: Clock = CLOCK) -> "Engine | 
     else:
         sizes = unpack_sizes(meeting.read("sizes"))
     groups = connect(store, meeting)
-    station: list[RankStation] = []
+    station: list[_native.Station] = []
     control = Control(
         groups[CONTROL],
         world,
@@ -84,11 +84,11 @@ def _play(
     groups: dict[int, Any],
     checkpoint: Checkpoint,
     head: HeadFile | None,
-    slices: Slices,
+    slices: CpuSlices,
     sizes: tuple[int, ...],
     threads: int,
     options: RankOptions,
-    station: list[RankStation],
+    station: list[_native.Station],
 ) -> "Engine | None":
     """Load the slice; then serve, or give the engine."""
     first, last = layers_of(sizes, control.world.rank)
@@ -125,36 +125,24 @@ def leave(engine: "Engine | None", status: int) -> NoReturn:
     os._exit(status)
 
 
-def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | None, Slices, int]:
+def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | None, CpuSlices, int]:
     """What this rank is about to run. Raises PpsdError where it cannot."""
     threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
     checkpoint = Checkpoint(Path(resolve_model(options.model)))
     scaling = checkpoint.config.rope_scaling
     if scaling is not None and scaling.by_length:
         raise PpsdError(f"ranks cannot run this model: its rotation depends on the length of the text ({scaling.kind})")
-    dtype = format_for(checkpoint, options.dtype) if options.backend == "cpu" else options.dtype
-    formats = dtype, options.kv_dtype
-    slices = slices_for(
-        options.backend,
-        options.device,
-        formats,
-        threads,
-        cores,
-        world.local_rank,
-        world.local_size,
-        options.kv_memory,
-    )
+    formats = format_for(checkpoint, options.dtype), options.kv_dtype
+    slices = CpuSlices(formats, threads, cores, world.local_size, options.kv_memory)
     found = find_head(options.exit_head, checkpoint)
     head = found if found is not None and found.drafts else None
-    if options.backend != "cpu":
-        refuse_eagle3(head.info if head else None, f"over ranks of {options.backend}")
     if options.sizes:
         check_sizes(options.sizes, world.size, checkpoint.config.num_hidden_layers, head)
     return checkpoint, head, slices, threads
 
 
 def _facts(
-    world: World, checkpoint: Checkpoint, head: HeadFile | None, slices: Slices, options: RankOptions
+    world: World, checkpoint: Checkpoint, head: HeadFile | None, slices: CpuSlices, options: RankOptions
 ) -> dict[str, str]:
     """What all ranks must agree on."""
     return {
@@ -163,13 +151,12 @@ def _facts(
         "WORLD_SIZE": str(world.size),
         "model": checkpoint.hash,
         "exit head": head_hash(head) if head else "",
-        "backend": options.backend,
         "format": slices.dtype,
         "KV cache": options.kv_dtype,
         "schedule": options.schedule,
         "stages": ",".join(map(str, options.sizes)) if options.sizes else "auto",
         "link delay": f"{options.link_delay:g} s",
-        "kind of device": "any" if options.sizes else slices.kind,
+        "kind of device": "any" if options.sizes else _native.isa(),
     }
 
 

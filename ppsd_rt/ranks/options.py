@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from ..errors import UsageError
+from ..printable import quoted
+
 
 @dataclass(frozen=True)
 class RankOptions:
@@ -11,8 +14,6 @@ class RankOptions:
 
     model: str = "smollm2-135m"
     exit_head: str = "auto"
-    backend: str = "cpu"
-    device: str = "auto"
     dtype: str = "auto"
     kv_dtype: str = "auto"
     kv_memory: int | str | None = None
@@ -21,3 +22,11 @@ class RankOptions:
     schedule: str = "auto"
     link_delay: float = 0.0
     silence: float = 20.0
+
+
+def check_backend(backend: str, device: str) -> None:
+    if backend not in ("auto", "cpu") or device not in ("auto", "cpu"):
+        raise UsageError(
+            f"ranks run on CPUs, not with --backend {quoted(backend)} --device {quoted(device)}; GPUs of one machine "
+            "take some layers each in one process: --device cuda:0,cuda:1"
+        )

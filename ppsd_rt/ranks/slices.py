@@ -1,11 +1,11 @@
-"""What each rank holds: its layers and heads, in the form that its backend wants, and nothing else.
+"""What each rank holds: its layers and heads on the C++ kernels, and nothing else.
 
 The checkpoint's file is mapped by every rank; only the pages of the slice are read, and given back once packed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from .. import _native
 from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS
@@ -18,10 +18,6 @@ from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile
-
-if TYPE_CHECKING:
-    from .python_stages import PythonDrafter, PythonStation
-
 
 Formats: TypeAlias = tuple[str, str]  # of the weights, and of the KV cache
 
@@ -68,48 +64,9 @@ def verify_slice(checkpoint: Checkpoint, first: int, last: int, formats: Formats
     return pack_slice(checkpoint, first, last, formats, threads, lm_head=whole)
 
 
-RankStation: TypeAlias = "_native.Station | PythonStation"
-RankDrafter: TypeAlias = "_native.Drafter | PythonDrafter"
-
-
-class Slices(Protocol):
-    """Makes a rank's stages. dtype: of the weights. bytes: of those that `drafter` or `station` loaded last.
-
-    answers: that they decode at once. siblings: do these stages run rows that are not the text's? extras: does their
-    sampler do `EXTRAS`? kind: of the device; two that round alike are of one kind. loop(stages, blocks): of rank 0,
-    once it has its drafter, over so many ranks. taps: see HeadFile; stages in Python have none.
-    """
-
-    bytes: int
-
-    @property
-    def answers(self) -> int: ...
-    @property
-    def siblings(self) -> bool: ...
-    @property
-    def extras(self) -> bool: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> RankDrafter: ...
-    def station(
-        self, checkpoint: Checkpoint, first: int, last: int, delay: float, taps: Sequence[int] = ()
-    ) -> RankStation: ...
-    def facts(self) -> dict[str, Any]: ...
-
-    @property
-    def loop(self) -> Callable[[int, int], _native.Loop]: ...
-
-    @property
-    def blocks(self) -> int:
-        """Of KV caches, that there is memory for beside the stage made last."""
-
-
 class CpuSlices:
-    """C++ stages on threads of their own."""
-
-    siblings, extras, answers = True, True, MOST_ANSWERS
+    """Makes a rank's stages. dtype: of the weights. bytes: of those that `drafter` or `station` loaded last. blocks: of
+    KV caches, that there is memory for beside the stage made last."""
 
     def __init__(
         self,
@@ -133,11 +90,7 @@ class CpuSlices:
     def dtype(self) -> str:
         return self._dtype
 
-    @property
-    def kind(self) -> str:
-        return _native.isa()
-
-    def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> RankDrafter:
+    def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> _native.Drafter:
         model = self._made(checkpoint, draft_slice(checkpoint, head, size, self._formats, self._threads))
         self._drafting = model
         with one_line("make a stage", self._threads):
@@ -147,7 +100,7 @@ class CpuSlices:
 
     def station(
         self, checkpoint: Checkpoint, first: int, last: int, delay: float, taps: Sequence[int] = ()
-    ) -> RankStation:
+    ) -> _native.Station:
         model = self._made(checkpoint, verify_slice(checkpoint, first, last, self._formats, self._threads))
         with one_line("make a stage", self._threads):
             station = _native.Station(model, first, last, self._cores, self._threads, delay, self._kv_bytes, taps)
@@ -155,6 +108,7 @@ class CpuSlices:
         return station
 
     def loop(self, stages: int, blocks: int) -> _native.Loop:
+        """Of rank 0, once it has its drafter, over so many ranks."""
         with one_line(f"hold {blocks} blocks of KV caches", self._threads):
             return _native.Loop.over_ranks(
                 self._drafting, self._cores, self._threads, stages, blocks, MOST_ANSWERS, PROMPT_ROWS
@@ -172,32 +126,6 @@ class CpuSlices:
         kv = kv_format(self._dtype, checkpoint.config.head_dim, self._kv_dtype)
         self._made_of = {"isa": model.isa, "kv_dtype": kv}
         return model
-
-
-def slices_for(
-    backend: str,
-    device: str,
-    formats: Formats,
-    threads: int,
-    cores: list[int],
-    local_rank: int,
-    local_size: int = 1,
-    kv_memory: int | str | None = None,
-) -> Slices:
-    """Raises PpsdError where this rank cannot run that backend."""
-    dtype, kv_dtype = formats
-    if backend != "cpu" and kv_dtype != "auto":
-        raise UsageError(f"the {backend} backend has the KV cache in the model's dtype; leave --kv-dtype out")
-    if backend != "cpu" and kv_memory is not None:
-        raise UsageError(f"ranks of {backend} decode one answer at a time; kv_memory needs --backend cpu")
-    if backend == "cuda":
-        from ..cuda.errors import check_triton
-
-        check_triton()
-        from .cuda_stages import CudaSlices
-
-        return CudaSlices(device, dtype, local_rank)
-    return CpuSlices(formats, threads, cores, local_size, kv_memory)
 
 
 def cores_of(local_rank: int, local_size: int, threads: int | None) -> tuple[int, list[int]]:

@@ -5,13 +5,14 @@ from statistics import median
 
 import numpy as np
 
+from .. import _native
 from ..errors import UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
 from ..pipeline.cuts import is_split
 from ..planning.split import LayerCosts, best_split
 from .costs import CONTEXT, displacer
-from .slices import RankStation, Slices
+from .slices import CpuSlices
 
 _REPEATS = 12
 
@@ -26,7 +27,7 @@ def check_sizes(sizes: Sequence[int], ranks: int, layers: int, head: HeadFile | 
         )
 
 
-def solve(checkpoint: Checkpoint, head: HeadFile | None, ranks: int, slices: Slices) -> tuple[int, ...]:
+def solve(checkpoint: Checkpoint, head: HeadFile | None, ranks: int, slices: CpuSlices) -> tuple[int, ...]:
     """The best split for ranks that are all machines like this one."""
     layers = checkpoint.config.num_hidden_layers
     if not 2 <= ranks <= layers:
@@ -39,7 +40,7 @@ def solve(checkpoint: Checkpoint, head: HeadFile | None, ranks: int, slices: Sli
     return best_split(measure(checkpoint, head, slices), ranks, exit_layer).sizes
 
 
-def measure(checkpoint: Checkpoint, head: HeadFile | None, slices: Slices) -> LayerCosts:
+def measure(checkpoint: Checkpoint, head: HeadFile | None, slices: CpuSlices) -> LayerCosts:
     """Seconds for one row. Every layer is taken to cost what the last one does, and an exit head what its layers and
     its share of the LM head would."""
     config = checkpoint.config
@@ -57,7 +58,7 @@ def measure(checkpoint: Checkpoint, head: HeadFile | None, slices: Slices) -> La
     return LayerCosts((one,) * count, exit_head, lm_head)
 
 
-def _time(station: RankStation, displace: Callable[[], object]) -> float:
+def _time(station: _native.Station, displace: Callable[[], object]) -> float:
     times = []
     for _ in range(_REPEATS):
         displace()

@@ -12,7 +12,6 @@ from .costs import displacer, time_passes
 from .grammars import ToldGrammars
 from .links import PASSES, VERDICTS, LinkLost, Receiver, Sender
 from .report import report_of
-from .slices import RankStation
 from .threads import start
 from .timeline import pack_spans
 
@@ -22,7 +21,7 @@ DEPTH = 24  # receives posted in advance: more than passes of a window of drafts
 def serve(
     groups: dict[int, Any],
     control: Control,
-    station: RankStation,
+    station: _native.Station,
     words: int,
     packed_bytes: int,
     grammars: Callable[[], Grammars] | None = None,
@@ -59,7 +58,7 @@ def serve(
     control.on(Kind.TRACE, lambda peer, value, message: traces.append(peer))
     control.on(Kind.MEASURE, lambda peer, beside, message: questions.append((peer, beside)))
     control.on(Kind.REPORT, report)
-    if last and grammars and isinstance(station, _native.Station):  # samplers of the others do none
+    if last and grammars:
         station.use_masks(ToldGrammars(control, grammars).mask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides whether an answer or the whole run is to end
     signal.signal(signal.SIGTERM, lambda *_: control.told_to_end())

@@ -64,8 +64,6 @@ class TorchBackend:
         if kv_memory is None and on_gpu:
             kv_memory = int(torch.cuda.mem_get_info(self.torch_device)[0] * SHARE)
         self._kv_memory = kv_memory_of(kv_memory)
-        if checkpoint.config.rope_scaling is not None and checkpoint.config.rope_scaling.by_length:
-            self.concurrency = 1  # texts of the loop share one table of rotations
         self._on_gpu_before_fork = False
         self._answers = Answers(weakly(self._make_loop))
         self.use_head(None)
@@ -120,7 +118,7 @@ class TorchBackend:
         return TorchPasses(self.model, self._head)
 
     def _make_loop(self) -> _native.Loop:
-        return _native.Loop.of_passes(self._passes(), self._pages, self.concurrency, PROMPT_ROWS)
+        return _native.Loop.of_passes(self._passes(), self._pages, MOST_ANSWERS, PROMPT_ROWS)
 
     def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
         yield from self._answers.decode(asked, self._ngrams)

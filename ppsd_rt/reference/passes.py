@@ -32,7 +32,8 @@ PAGE = 64  # positions of a block of the KV cache, as of the loop
 SIBLINGS = 32  # positions, one after the other, that siblings are kept of: kSiblings of csrc/cpu/kernels.h
 
 Floats = npt.NDArray[np.float32]  # [rows, hidden], which holds bfloat16 and float16 exactly
-Where = tuple[int, int, Sequence[int]]  # rows of a text: the first one's position, how many; and the text's pages
+# Rows of a text: the first one's position, how many; the text's pages; and how many of the rows are a prompt's.
+Where = tuple[int, int, Sequence[int], int]
 Cancelled = Callable[[], bool] | None
 
 
@@ -64,7 +65,7 @@ def in_blocks(size: int, texts: Iterable[Where]) -> list[list[Piece]]:
     """The rows of the texts, in blocks of `size` slots. A text's rows never come before its earlier ones."""
     blocks: list[tuple[set[int], list[Piece]]] = []
     row = 0
-    for start, count, pages in texts:
+    for start, count, pages, _ in texts:
         at = 0  # the block of the text's rows so far
         for first in range(start - start % size, start + count, size):
             piece = Piece(first, max(start, first), min(start + count, first + size), row, pages)
@@ -143,11 +144,11 @@ class Stack:
         siblings: positions of an only text, whose rows do not see them. Raises Void in front of a layer.
         """
         count = len(x) - len(siblings)
-        self.hold(1 + max((page for _, _, pages in texts for page in pages), default=0))
+        self.hold(1 + max((page for _, _, pages, _ in texts for page in pages), default=0))
         self.tapped = x.new_empty(len(x), len(self.taps), self.config.hidden_size)
         out = [self._through(x[:count], texts, 0, cancelled)]
         for row, position in enumerate(siblings, count):
-            beside = (position, 1, texts[0][2])
+            beside = (position, 1, texts[0][2], 0)
             kept = self._row(position, texts[0][2])
             out.append(self._through(x[row : row + 1], [beside], row, cancelled))
             self.siblings[position % SIBLINGS] = self._row(position, texts[0][2])
@@ -226,7 +227,14 @@ class Stack:
 
 
 class TorchPasses:
-    """What csrc/bindings/passes.cpp asks: states come and go as float32 arrays, logits go as float32."""
+    """What csrc/bindings/passes.cpp asks: states come and go as float32 arrays, logits go as float32.
+
+    decoded_rows_differ: has a row other bits as one of a prompt's (Where) than where decoding made it? chooses: does it
+    choose(rows of the last `late`: (row, position of the token, key of the noise, temperature)) -> ids, or -1 where a
+    logit is no number?
+    """
+
+    decoded_rows_differ = chooses = False
 
     def __init__(self, model: LlamaForCausalLM, head: ExitHead | Eagle3Head | None) -> None:
         config, like = model.config, model.model.embed_tokens.weight
@@ -305,7 +313,7 @@ class TorchPasses:
     def logits(self, rows: Sequence[tuple[int, int]]) -> Floats:
         """Of rows of the last `late`, and their positions -> [rows, vocabulary]."""
         x = self._last[[row for row, _ in rows]]
-        texts = [(position, 1, ()) for _, position in rows]
+        texts = [(position, 1, (), 0) for _, position in rows]
         return _array(self._by_blocks(x, texts, lambda x: self._model.lm_head(self._model.model.norm(x))))
 
     @torch.inference_mode()
@@ -330,7 +338,7 @@ class TorchPasses:
             return None
         lasts = np.cumsum([len(rows) for rows in states]) - 1
         x = torch.cat([head.norm(ran[last : last + 1]) for last in lasts])
-        ends = [(start + count - 1, 1, ()) for start, count, _ in texts]
+        ends = [(start + count - 1, 1, (), 0) for start, count, *_ in texts]
         listed = self._by_blocks(x, ends, head.lm_head)
         own = (F.linear(row, self._model.lm_head.weight[list(ids)]) for row, (*_, ids) in zip(x, draws, strict=True))
         return [_array(torch.cat(logits)) for logits in zip(listed, own, strict=True)]
@@ -355,7 +363,7 @@ class TorchPasses:
     def scores(self, ids: Sequence[int]) -> Callable[[int, int], Floats]:
         """Of a text of its own: logits(start, end), after the ids at these positions [end - start, vocabulary]."""
         self.reserve(len(ids), len(ids))
-        text = (0, len(ids), range(-(-len(ids) // PAGE)))
+        text = (0, len(ids), range(-(-len(ids) // PAGE)), 0)
         x = self._model.model.embed_tokens(torch.tensor(ids, device=self._like.device))
         self._last = self._late.run(self._early.run(x, [text]), [text])
         return lambda start, end: self.logits([(position, position) for position in range(start, end)])

@@ -120,7 +120,7 @@ def test_the_page_gets_the_tables_and_keeps_the_rest(papers, tmp_path):
 
 def test_an_unknown_experiment_is_one_line(papers):
     with pytest.raises(SystemExit, match="'waist' is no experiment; there are lossless, prompts"):
-        papers.main(["--only", "stages,waist"])
+        papers.main(["--only", "clock,waist"])
 
 
 @pytest.mark.slow  # all figures are drawn

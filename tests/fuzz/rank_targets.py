@@ -8,7 +8,7 @@ from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.ranks.control import _MAGIC, WORDS, Control, Kind, numbers_of, text_of
 from ppsd_rt.ranks.handshake import FIELDS, difference, pack, unpack
 from ppsd_rt.ranks.links import ProtocolError
-from ppsd_rt.ranks.slices import slices_for
+from ppsd_rt.ranks.slices import CpuSlices
 from ppsd_rt.ranks.world import World
 
 from .mutations import damaged
@@ -132,7 +132,7 @@ def wire(place: Place, messages: list[bytes], taps: tuple[int, ...] = ()) -> str
     """A verification stage gets them. taps: of an EAGLE-3 head."""
     checkpoint = Checkpoint(place.model)
     layers, hidden = checkpoint.config.num_hidden_layers, checkpoint.config.hidden_size
-    slices = slices_for("cpu", "cpu", ("float32", "auto"), 1, [], 1, kv_memory="1M")
+    slices = CpuSlices(("float32", "auto"), 1, [], kv_memory="1M")
 
     def use() -> None:
         station = slices.station(checkpoint, 1, layers, 0.0, taps)

@@ -1,4 +1,4 @@
-"""Several answers of one engine: from threads, in one thread, with asyncio; in turns, and each as it is alone."""
+"""Several answers of one engine: from threads, in one thread, with asyncio; each as it is alone."""
 
 import asyncio
 import ctypes
@@ -17,7 +17,6 @@ from ppsd_rt.backend import Oracle
 from ppsd_rt.cpu import memory
 from ppsd_rt.cpu.memory import kv_memory_of, spare_memory
 from ppsd_rt.sampling.grammar import Grammar, words
-from ppsd_rt.turns import Turn, Turns
 
 HANG = 60.0  # seconds after which a test is over; none is about how soon
 PROMPTS = ("one", "another one", "a third, longer one")
@@ -40,58 +39,10 @@ def alone(engine):
     return {prompt: engine.generate(prompt, params(), "plain").run().ids for prompt in PROMPTS}
 
 
-# -- the queue -----------------------------------------------------------------------------------------------------
-
-
 def in_thread(work):
     thread = threading.Thread(target=work)
     thread.start()
     return thread
-
-
-class Waiting:
-    """A turn that is asked for in a thread of its own; `there` when it waits or has come."""
-
-    def __init__(self, turns):
-        self.turn, self.come, self.cancelled = Turn(), threading.Event(), False
-        self.there = threading.Event()
-        wait = self.turn.wait
-        self.turn.wait = lambda: (self.there.set(), wait())
-
-        def work():
-            self.turn.go_on()
-            turns.take(self.turn, lambda: self.cancelled)
-            self.come.set()
-            self.there.set()
-
-        self.thread = in_thread(work)
-        self.there.wait()
-
-
-def test_first_come_first_served():
-    turns = Turns(1)
-    first, second, third, fourth = (Waiting(turns) for _ in range(4))
-    assert first.come.is_set()
-    second.cancelled = True
-    second.turn.wake()
-    second.thread.join()
-    turns.give(second.turn)
-    assert not third.come.is_set()
-    turns.give(first.turn)
-    third.thread.join()
-    assert third.come.is_set()
-    assert not fourth.come.is_set()
-    turns.give(first.turn)  # once more does no harm
-    turns.give(third.turn)
-    fourth.thread.join()
-
-
-def test_a_thread_is_not_taken_for_one_that_has_ended():
-    """Their numbers may be the same: an answer whose thread is gone is not ended by a new thread's."""
-    turns = [Turn() for _ in range(20)]
-    for turn in turns:
-        in_thread(turn.go_on).join()
-    assert len({id(turn.thread) for turn in turns}) == len(turns)
 
 
 EIGHT = (
@@ -146,28 +97,6 @@ def test_threads_get_their_answers(engine, alone):
     assert answers == {(prompt, schedule): alone[prompt] for prompt in PROMPTS for schedule in SCHEDULES}
 
 
-def test_an_answer_that_waits_is_cancelled(engine, alone, monkeypatch):
-    """It leaves the queue at once, while the one before is half-iterated; the next in the queue has its turn."""
-    monkeypatch.setattr(engine, "_turns", Turns(1))  # as of a backend that decodes one at a time
-    first = engine.generate(PROMPTS[0], params(), "plain")
-    stream = iter(first)
-    tokens = [next(stream)]
-    waiting, after = (engine.generate(prompt, params(), "plain") for prompt in PROMPTS[1:])
-    waits = threading.Event()
-    wait = waiting._place.wait
-    waiting._place.wait = lambda: (waits.set(), wait())
-    threads = [in_thread(waiting.run)]
-    waits.wait()
-    threads.append(in_thread(after.run))
-    waiting.close()
-    threads[0].join()
-    assert (waiting.completion.ids, waiting.completion.finish_reason) == ((), "cancelled")
-    tokens += stream
-    threads[1].join()
-    assert tuple(token.id for token in tokens) == alone[PROMPTS[0]]
-    assert after.completion.ids == alone[PROMPTS[2]]
-
-
 def test_a_dropped_answer_frees_its_place(engine, alone):
     dropped = iter(engine.generate(PROMPTS[0], params(), "plain"))
     next(dropped)
@@ -183,13 +112,7 @@ def test_one_thread_does_not_wait_for_itself(engine, alone):
     first = engine.generate(PROMPTS[0], params(), "plain")
     next(iter(first))
     assert engine.generate(PROMPTS[1], params(), "eesd").run().ids == alone[PROMPTS[1]]
-    if engine.backend.concurrency > 1:
-        assert first.run().ids == alone[PROMPTS[0]]
-        return
-    for _ in range(2):
-        with pytest.raises(PpsdError, match="another one has begun"):
-            first.run()
-    assert engine.generate(PROMPTS[2], params(), "eesd").run().ids == alone[PROMPTS[2]]
+    assert first.run().ids == alone[PROMPTS[0]]
 
 
 # -- asyncio -------------------------------------------------------------------------------------------------------
@@ -427,7 +350,7 @@ def test_what_needs_the_engine_ends_all(cpu):
     next(iter(first)), next(iter(second))
     cpu.backend.logits([1, 2, 3])
     for generation in (first, second):
-        with pytest.raises(PpsdError, match="another one has begun"):
+        with pytest.raises(PpsdError, match="this generation was ended"):
             generation.run()
     assert cpu.generate(PROMPTS[0], params(), "plain").run().finish_reason == "length"
 

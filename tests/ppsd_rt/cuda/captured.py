@@ -8,19 +8,14 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.cuda import backend as cuda_backend
 from ppsd_rt.cuda import graphs
-from ppsd_rt.cuda.parts import DraftPart, How, VerifyPart
-from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError
-from ppsd_rt.find_head import find_head
-from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.sampling.params import SamplingParams
 
 sys.path.append(str(Path(__file__).parents[2]))
@@ -192,33 +187,6 @@ def loss(folder):
         again = str(error)
     assert list(generation.completion.ids) == tokens
     return {"plain": plain, "tokens": tokens, "error": said, "again": again}
-
-
-def parts(folder):
-    """A rank's stages, by graphs and kernel by kernel."""
-    head = find_head(str(Path(folder) / "feedback.safetensors"), Checkpoint(Path(folder)))
-    rows = np.random.default_rng(0).standard_normal((3, 32)).astype(np.float32)
-    result = {}
-    for name, how in (("captured", How(recorder=FakeRecorder)), ("eager", How())):
-        fake.fake_cuda_clear_log()
-        device, checkpoint = torch.device("cpu"), Checkpoint(Path(folder))
-        early = DeviceWeights.part(checkpoint, "float32", device, (0, 1), embeds=True, chooses=True).with_head(head)
-        late = DeviceWeights.part(checkpoint, "float32", device, (1, 3), embeds=False, chooses=True)
-        draft, verify = DraftPart(early, how), VerifyPart(late, True, how)
-        for part in (draft, verify):
-            part.begin(0, 16, 3, SamplingParams(temperature=0.9, seed=3))
-        drafted = [draft.step(0, PROMPT, False, None), draft.step(3, [7], True, None)]
-        passed = [verify.run(0, PROMPT, rows, None), verify.run(3, [7], draft.exported(3, 1), None)]
-        log = (Call * 1000)()
-        calls = [call.function for call in log[: fake.fake_cuda_log(log, 1000)]]
-        assert fake.fake_cuda_misuse() == b"", fake.fake_cuda_misuse()
-        result[name] = {
-            "drafted": drafted,
-            "passed": [each.tolist() for each in passed],
-            "chosen": verify.choose(1),
-            "launches": calls.count(b"cuGraphLaunch"),
-        }
-    return result
 
 
 def uncaptured(folder):

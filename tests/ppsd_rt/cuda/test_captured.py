@@ -113,12 +113,3 @@ def test_stages_that_cannot_be_captured_are_launched_one_by_one(folder, fake_dri
     assert lines == ["ppsd-rt: the stages cannot be captured (no room for a graph); they are launched one by one"], (
         "once"
     )
-
-
-def test_the_parts_of_ranks_are_launched_as_graphs(three_layers, fake_driver):
-    result, _ = run("parts", three_layers, fake_driver)
-    captured, eager = result["captured"], result["eager"]
-    assert captured.pop("launches") == 4  # the prompt's last row and one more, through both; its others took kernels
-    assert eager.pop("launches") == 0
-    assert captured == eager
-    assert captured["drafted"][1][1] > 0

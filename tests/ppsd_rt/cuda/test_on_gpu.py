@@ -5,7 +5,6 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from rank_support import Pipeline, ids_of
 from support import loud_head, write_model
 
 from ppsd_rt.backend import Oracle, RunOptions
@@ -178,19 +177,3 @@ def test_a_device_that_is_not_there_is_named(folder):
     missing = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(PpsdError, match=rf"there is no GPU {torch.cuda.device_count()}"):
         Engine.from_pretrained(folder, backend="cuda", device=f"cuda:0,{missing}")
-
-
-@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4"])
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_ranks_give_the_plain_answer_of_one_process(folder, format, params):
-    """Every rank with layers of its own, captured; prompts in blocks of 64 rows."""
-    prompt, head = [3 + place % 250 for place in range(150)], folder / "feedback.safetensors"
-    engine = Engine.from_pretrained(folder, exit_head=head, backend="cuda", dtype=format)
-    plain = engine.generate(prompt, params, "plain").run().ids
-    stages = Pipeline(folder, (2, 1, 3), head=head, format=format, backend="cuda", device="cuda")
-    try:
-        assert stages.slices[1].facts()["launches"] == "captured"
-        for schedule in ("plain", "eesd", "ppsd", "elastic"):
-            assert ids_of(stages.run(prompt, params, schedule)) == plain, schedule
-    finally:
-        stages.close()

@@ -8,7 +8,7 @@ from support import slow, write_model
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.ranks.slices import slices_for
+from ppsd_rt.ranks.slices import CpuSlices
 
 LAYERS = 4
 SIZES = [(0, 4), (0, 2, 2), slow((0, 1, 1, 2)), slow((0, 3, 1))]
@@ -170,7 +170,7 @@ def test_rows_bring_along_the_taps_that_they_have_passed(messages):
 
 
 def _station(folder, taps=(1, 2, 4), first=2, last=LAYERS):
-    slices = slices_for("cpu", "cpu", ("float32", "auto"), 1, [], 1)
+    slices = CpuSlices(("float32", "auto"), 1, [])
     return slices.station(Checkpoint(folder), first, last, 0.0, taps)
 
 

@@ -43,7 +43,7 @@ def pipeline(folder, engine):
     made = []
 
     def make(sizes, **options):
-        made.append(Pipeline(folder, sizes, backend=engine.backend.name, format=engine.backend.dtype, **options))
+        made.append(Pipeline(folder, sizes, format=engine.backend.dtype, **options))
         return made[-1]
 
     yield make

@@ -9,11 +9,11 @@ from grammar_support import GRAMMARS
 from rank_support import Pipeline
 from support import EOS, loud_head, slow, write_model
 
-from ppsd_rt import Engine, Oracle, SamplingParams, UsageError, _native
+from ppsd_rt import Engine, Oracle, SamplingParams, _native
 from ppsd_rt.errors import GrammarFailed
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.ranks.costs import rank_costs, side_by_side
-from ppsd_rt.ranks.slices import slices_for
+from ppsd_rt.ranks.slices import CpuSlices
 from ppsd_rt.sampling.grammar import Grammars
 
 LAYERS = 6
@@ -450,13 +450,11 @@ def test_a_verdict_that_nobody_waits_for_is_refused(messages):
 def test_memory_for_kv_caches_is_each_ranks_own(folder):
     def blocks(kv_memory, local_size=2):
         checkpoint = Checkpoint(folder)
-        slices = slices_for("cpu", "cpu", ("int8", "auto"), 1, [], 1, local_size, kv_memory)
+        slices = CpuSlices(("int8", "auto"), 1, [], local_size, kv_memory)
         return slices.station(checkpoint, 2, LAYERS, 0.0).blocks
 
     assert blocks("8M") == 2 * blocks("4M") > 0
     assert blocks("8M", local_size=1) == blocks("8M"), "what is asked for is not shared"
-    with pytest.raises(UsageError, match="kv_memory"):
-        slices_for("cuda", "cpu", ("float32", "auto"), 1, [], 1, 2, "4M")
 
 
 def test_a_loop_of_one_process_has_no_other_ranks(engine):
@@ -467,4 +465,4 @@ def test_a_loop_of_one_process_has_no_other_ranks(engine):
 
 def _station(folder):
     checkpoint = Checkpoint(folder)
-    return slices_for("cpu", "cpu", ("int8", "auto"), 1, [], 1).station(checkpoint, 2, LAYERS, 0.0)
+    return CpuSlices(("int8", "auto"), 1, []).station(checkpoint, 2, LAYERS, 0.0)

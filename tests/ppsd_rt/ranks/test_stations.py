@@ -4,13 +4,12 @@ from collections.abc import Callable
 from threading import Event
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from rank_support import Pipeline, ids_of
 from support import loud_head, write_model
 
-from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.ranks import stage
 from ppsd_rt.ranks.control import Kind
@@ -137,7 +136,6 @@ def test_timing_a_stage_leaves_it_fit_for_an_answer(folder, pipeline):
     for _ in range(2):  # after a short answer, and after one that is longer than the timed context
         stages.drafter.time_step(True, 128)
         stages.stations[0].time_pass(16, 128)
-        stages.loop.forget_rows()
         assert ids_of(stages.run(PROMPT, params, "elastic")) == engine.generate(PROMPT, params, "plain").run().ids
 
 
@@ -151,28 +149,6 @@ def test_ranks_keep_keys_and_values_as_they_are_told(tmp_path, kv):
         assert ids_of(stages.run(PROMPT, params, "elastic")) == engine.generate(PROMPT, params, "plain").run().ids
     finally:
         stages.close()
-
-
-def test_a_python_stage_that_fails_ends_its_rank(folder):
-    class Wrong:
-        def begin(self, keep, end, prompt, params):
-            pass
-
-        def run(self, start, ids, hidden, cancelled):
-            return hidden[:-1]
-
-    sent = []
-    over = Pipeline(folder, (2, 4), on_pass=lambda rank, words: sent.append(words.copy()))
-    over.run(PROMPT[:5], SamplingParams(max_tokens=2), "plain")
-    over.close()
-    station, out = _native.PythonStation(Wrong(), 64, False, 0.0), np.zeros(_native.pass_words(64), np.int32)
-    station.post(sent[0])
-    with pytest.raises(RuntimeError, match="gave other rows than those it was asked for"):
-        station.work(out, 50)
-    fresh = _native.PythonStation(Wrong(), 64, False, 0.0)
-    fresh.post(sent[-2])  # of the same answer, whose beginning it has missed
-    with pytest.raises(RuntimeError, match="not of its answer"):
-        fresh.work(out, 50)
 
 
 def test_rows_may_come_as_soon_as_a_measurement_is_told(monkeypatch):

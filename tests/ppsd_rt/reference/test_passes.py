@@ -28,19 +28,19 @@ class Text:
         self.exits, self.logits, self.drawn = [], [], None
 
     def rows(self, count):
-        return (self.done, min(count, len(self.ids) - self.done), self.pages[: (self.done + count - 1) // PAGE + 1])
+        return (self.done, min(count, len(self.ids) - self.done), self.pages[: (self.done + count - 1) // PAGE + 1], 0)
 
 
 def play(passes, texts, counts):
     """A pass: `counts` rows of each of the texts, all of which choose; and a draft of each."""
     rows = [text.rows(count) for text, count in zip(texts, counts, strict=True)]
-    ids = [id for text, (start, count, _) in zip(texts, rows, strict=True) for id in text.ids[start : start + count]]
+    ids = [id for text, (start, count, *_) in zip(texts, rows, strict=True) for id in text.ids[start : start + count]]
     exits = passes.early(rows, passes.embed(ids), [], None)
-    ends = list(itertools.accumulate(count for _, count, _ in rows))
+    ends = list(itertools.accumulate(count for _, count, *_ in rows))
     parts = np.split(exits, ends[:-1])
     drawn = passes.draw([(row, part, 0, part[:1], ()) for row, part in zip(rows, parts, strict=True)], None)
     passes.late(rows, exits, [], None)
-    logits = passes.logits(list(enumerate(start + i for start, count, _ in rows for i in range(count))))
+    logits = passes.logits(list(enumerate(start + i for start, count, *_ in rows for i in range(count))))
     for text, part, chosen, draft in zip(texts, parts, np.split(logits, ends[:-1]), drawn, strict=True):
         text.done += len(part)
         text.exits.append(part)
@@ -151,7 +151,7 @@ def test_pages_are_copied_and_wiped():
 
 
 def test_texts_share_a_block_where_their_slots_are_free():
-    blocks = in_blocks(4, [(3, 6, (1,)), (1, 2, (2,)), (5, 1, (3,))])
+    blocks = in_blocks(4, [(3, 6, (1,), 0), (1, 2, (2,), 0), (5, 1, (3,), 0)])
     assert blocks == [
         [Piece(0, 3, 4, 0, (1,)), Piece(0, 1, 3, 6, (2,))],
         [Piece(4, 4, 8, 1, (1,))],
