@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ._native import LoopAnswer
 
 NO_NUMBER = "the model's output is not a number: its weights are damaged, or overflow in this format"
+ENDED = "this generation was ended: what the engine was asked for next needs it alone"
 _TOGETHER = 64  # rows of logits that are held at once
 
 Logits = Callable[[Sequence[int], int], npt.NDArray[np.float32]]  # as Backend.logits

@@ -44,15 +44,13 @@ def make_backend(
         raise UsageError(f"the {name} backend runs on one device; several need --backend cuda")
     if kv_dtype != "auto" and name != "cpu":
         raise UsageError(f"the {name} backend has the KV cache in the model's dtype; kv_dtype needs --backend cpu")
-    if kv_memory is not None and name == "cuda":
-        raise UsageError("the cuda backend decodes one answer at a time; kv_memory needs --backend cpu or torch")
     if name == "cuda":
         from .cuda.errors import check_triton
 
         check_triton()  # before the modules that cannot be imported without it
         from .cuda.backend import CudaBackend
 
-        return CudaBackend(checkpoint, dtype, device, threads, stages)
+        return CudaBackend(checkpoint, dtype, device, threads, stages, kv_memory)
     if name == "torch":
         from .reference.backend import TorchBackend
 

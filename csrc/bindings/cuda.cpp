@@ -155,7 +155,8 @@ void bind_cuda(py::module_& m) {
            }),
            py::kw_only(), py::arg("lanes"), py::arg("graphs"), py::arg("prompt"), py::arg("keep"), py::arg("first"),
            py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("in_turns"), py::arg("report_drafts"),
-           py::arg("trace"), py::arg("before"), py::arg("ngrams"));
+           py::arg("trace"), py::arg("before"), py::arg("ngrams"))
+      .def("end", &PyAnswer<GraphSession>::stop);
 
   py::class_<PyPlan>(m, "LaunchPlan")
       .def(py::init([](const Steering& schedule, const Limits& limits, uint64_t seed, int stages, bool in_turns,

@@ -93,7 +93,7 @@ def model_options(parser: Parser) -> None:
         "of the KV cache (cpu): auto (as the weights; int4: int8), float32, bfloat16, int8",
         default="auto",
     )
-    add("--kv-memory SIZE", "for the KV caches of all answers (cpu, torch), such as 4G [half of what is spare]")
+    add("--kv-memory SIZE", "for the KV caches of all answers, such as 4G [half of what is spare]")
     add(
         "--threads N",
         "CPU threads [one for each physical core, at most 16; fewer in a container that grants less]",

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from weakref import WeakMethod, WeakSet
 
 from .. import _native
-from ..backend import Asked, Cancellation
+from ..backend import ENDED, Asked, Cancellation
 from ..errors import GrammarFailed, PpsdError
 from ..pipeline.rounds import Drafted, Limits, Round
 from ..pipeline.schedule import Auto, copying
@@ -142,7 +142,7 @@ class Answers:
             if answer.ended:
                 break
         if answer.ended and not whole and not answer.cancellation.asked:
-            raise PpsdError("this generation was ended: what the engine was asked for next needs it alone")
+            raise PpsdError(ENDED)
 
     def leave(self, answer: Answer) -> None:
         """Its consumer wants no more of it. Returns when nothing works on it.

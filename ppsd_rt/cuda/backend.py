@@ -7,6 +7,7 @@ one kernel after the other (eager.py): slower, and the same answer.
 
 import logging
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import RLock
 from time import perf_counter
@@ -19,15 +20,18 @@ from triton.errors import TritonError
 
 from .. import _native
 from ..backend import (
+    ENDED,
     NO_NUMBER,
     Asked,
+    Cancellation,
     Oracle,
     RunOptions,
     check_ids,
     common_prefix,
     logprobs_by_logits,
-    one_at_a_time,
 )
+from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
+from ..cpu.memory import SHARE, kv_memory_of
 from ..errors import PpsdError, UsageError
 from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
@@ -38,7 +42,7 @@ from ..pipeline.schedule import MAX_CHUNK, MAX_ROWS, Auto, Schedule
 from ..pipeline.stop_rules import BetaThompson, FixedLength
 from ..planning.planner import costs_here, costs_path, explain
 from ..planning.planner_pool import PlannerPool, kind_of
-from ..sampling.params import SamplingParams
+from ..sampling.params import EXTRAS, SamplingParams
 from ..trace import occupancy
 from ..triton_kernels.state import DRAWN, RECORD_COMMITTED, RECORD_IDS, RECORD_SEQUENCE, REPORT, SEQUENCE
 from . import calibrate, errors
@@ -47,6 +51,7 @@ from .devices import synchronise
 from .eager import EagerCarrier
 from .graphs import CaptureFailed, Recorder, StageGraphs
 from .logits import logits_of
+from .passes import PAGE, CudaPasses
 from .placement import Measured, Placement, best_sizes, given_sizes, measure
 from .stages import DeviceStages
 from .weights import FORMATS, DeviceWeights, refuses
@@ -59,9 +64,8 @@ LEAST_CAPACITY = 1024  # positions that buffers are made for
 class CudaBackend:
     name = "cuda"
     copies = siblings = True
-    extras: frozenset[str] = frozenset()
-    concurrency = 1
-    longest = 1 << 15  # memory for all of a text is taken when it begins
+    extras = EXTRAS
+    concurrency = MOST_ANSWERS
     threads = 1  # that launches
 
     def __init__(
@@ -71,6 +75,7 @@ class CudaBackend:
         device: str,
         threads: int | None,
         stages: int | Sequence[int] = 1,
+        kv_memory: int | str | None = None,
     ) -> None:
         devices = errors.pick_devices(device)
         self._device = devices[0]  # that drafts
@@ -102,7 +107,12 @@ class CudaBackend:
         with self._out_of_memory(f"the weights as {self._dtype}", needed):
             self._base = DeviceWeights.from_checkpoint(checkpoint, self._dtype, self._device, places)
         self._starting = RLock()
-        self._answer: _Answer | None = None
+        if kv_memory is None and on_gpu:
+            kv_memory = int(torch.cuda.mem_get_info(self._device)[0] * SHARE)
+        self._kv_memory = kv_memory_of(kv_memory)
+        self._answers = Answers(weakly(self._make_loop))
+        self._beside: set[object] = set()  # answers that go by the loop
+        self._answer: _Answer | None = None  # the one that is alone
         self._last: _Answer | None = None
         self._lost: str | None = None
         self.know(None)
@@ -111,6 +121,10 @@ class CudaBackend:
         self._graphs: StageGraphs | None = None
         self.use_head(None)
         hears_of_forks(self)
+
+    @property
+    def longest(self) -> int:
+        return min(PAGE * self._pages, 1 << 15)  # of an answer alone, memory for all of its text is taken when it begins
 
     @property
     def device(self) -> str:
@@ -140,33 +154,84 @@ class CudaBackend:
         placement = self._placement_for(file.info if file else None, draft_vocabulary)
         self._stage_cuts(file.info.exit_layer if file else 0, placement)
         self._end()
+        self._answers.forget_loop()
         self._drop_stages()
         with self._out_of_memory("the exit head", dict.fromkeys(self._devices(), 0)):
             if placement is not None:
                 self._weights = self._base
                 self._placement, self._base = placement, self._base.placed(placement.places)
             self._weights = self._base.with_head(file)
+        self._pages = min(self._kv_memory // self._passes().page_bytes, 1 << 24)
         self._draft_vocabulary = draft_vocabulary
         self._costs: _native.Costs | None = None
         self._planners = PlannerPool()
 
     def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
+        """One answer alone has the captured stages, whose launches are queued ahead. When another one comes, it goes on
+        in the loop, from what its consumer has of it; so do answers that want what those stages do not have."""
         prompt, params, schedule, limits, options, cancellation = asked
-        answer = None
+        said: list[int] = []
+        seconds = 0.0
+        if (answer := self._begin_alone(*asked)) is not None:
+            for event in self._alone(answer, cancellation):
+                if isinstance(event, Round):
+                    said += event.committed
+                    seconds = event.seconds or 0.0
+                yield event
+            if cancellation.asked or said and (len(prompt) + len(said) >= limits.end or said[-1] in limits.stop_ids):
+                return
+            if not answer.handed_over:
+                raise PpsdError(ENDED)
+        limits = replace(limits, own=limits.own + len(said))
+        place = object()
+        with self._starting:
+            self._hand_over()
+            self._beside.add(place)
         try:
-            with self._starting:
-                self._end()
+            rest = [*prompt, *said], params, schedule, limits, options, cancellation
+            for event in self._answers.decode(rest, self._ngrams):
+                if said and isinstance(event, Round):
+                    event = replace(event, prompt=False, seconds=seconds + (event.seconds or 0.0))
+                yield event
+        finally:
+            self._beside.discard(place)
+
+    def _begin_alone(self, *asked: *Asked) -> "_Answer | None":
+        """None: it goes by the loop."""
+        prompt, params, schedule, limits, options, _ = asked
+        with self._starting:
+            self._check()
+            plain = params.temperature == 0 or (params.top_k == 0 and params.top_p == 1 and params.min_p == 0)
+            if self._answer or self._beside or not plain or params.looks_back or params.extras() or limits.own:
+                return None
+            with self._failing():
                 schedule = self._possible(schedule, params, options.oracle)
                 planner = self._plan(schedule, options.oracle, params)
-                answer = self._answer = self._last = self._begin(prompt, params, schedule, planner, limits, options)
-            cancellation.tells(answer.cancel)
-            whole = False
-            for event in answer.events():
-                if isinstance(event, Round):
-                    whole = limits.reached_by(event)
-                yield event
-                one_at_a_time(whole or self._answer is answer, cancellation)
-            one_at_a_time(whole or self._answer is answer, cancellation)
+                self._answer = self._last = self._begin(prompt, params, schedule, planner, limits, options)
+            return self._answer
+
+    def _alone(self, answer: "_Answer", cancellation: Cancellation) -> Iterator[Round | Drafted]:
+        cancellation.tells(answer.cancel)
+        try:
+            with self._failing():
+                yield from answer.events()
+        finally:
+            answer.close()
+            with self._starting:
+                if self._answer is answer:
+                    self._answer = None
+
+    def _hand_over(self) -> None:
+        """Nothing works on the answer that is alone when this returns; it goes on in the loop."""
+        self._check()
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.hand_over()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
         except _native.CudaError as error:
             self._lost = str(error)  # a broken context stays broken
             raise PpsdError(self._lost) from None
@@ -175,18 +240,19 @@ class CudaBackend:
             if lines[0] == NO_NUMBER:
                 raise PpsdError(NO_NUMBER) from None
             raise PpsdError(f"the GPU, or what was compiled for it, failed: {lines[0]}") from None
-        finally:
-            if answer is not None:
-                answer.close()
-                with self._starting:
-                    if self._answer is answer:
-                        self._answer = None
+
+    def _make_loop(self) -> _native.Loop:
+        return _native.Loop.of_passes(self._passes(), self._pages, MOST_ANSWERS, PROMPT_ROWS)
+
+    def _passes(self) -> CudaPasses:
+        return CudaPasses(self._weights)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self._config.vocab_size)
-        self._end()
-        self._tokens = []
-        return logits_of(self._ready(len(ids) + 1), ids, last).cpu().numpy()
+        with self._starting:
+            self._hand_over()
+            self._tokens = []
+            return logits_of(self._ready(len(ids) + 1), ids, last).cpu().numpy()
 
     def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
         return logprobs_by_logits(self.logits, ids, top)
@@ -346,17 +412,23 @@ class CudaBackend:
         return self._planners.planner(kind_of(schedule, params, oracle), self.costs(), self.head)
 
     def _end(self) -> None:
-        """End the answer in progress, if there is one."""
-        if self._lost is not None:
-            after = "" if self._lost == NO_GPU_AFTER_FORK else "; this process cannot use the GPU any more"
-            raise PpsdError(self._lost + after)
+        """End all answers in progress."""
+        self._check()
         answer, self._answer = self._answer, None
         if answer is not None:
             answer.close()
+        self._answers.end_all()
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            after = "" if self._lost == NO_GPU_AFTER_FORK else "; this process cannot use the GPU any more"
+            raise PpsdError(self._lost + after)
 
     def forked(self) -> None:
         self._starting = RLock()
         self._answer = self._last = None
+        self._beside = set()
+        self._answers.forked()
         self._lost = NO_GPU_AFTER_FORK
         self.know(self._counted)
 
@@ -455,6 +527,7 @@ class _Answer:
     def __init__(self, events: Iterator[Round | Drafted], session: "_native.GraphSession | None" = None) -> None:
         self._events, self._session = events, session
         self._turn = RLock()  # of the thread that launches, where Python does
+        self.handed_over = False
 
     def events(self) -> Generator[Round | Drafted, None, None]:
         while True:
@@ -470,6 +543,14 @@ class _Answer:
     def cancel(self) -> None:
         if self._session is not None:  # launches one by one go on to the end of their round
             self._session.cancel()
+
+    def hand_over(self) -> None:
+        """Returns when nothing works on it; what has been committed is still there."""
+        self.handed_over = True
+        if self._session is not None:
+            self._session.end()
+        else:
+            self.close()
 
     def close(self) -> None:
         if self._session is not None:
