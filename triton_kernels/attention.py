@@ -26,22 +26,26 @@ from torch import Tensor
 from . import state as words
 from .ptx import gdc_launch_dependents, gdc_wait
 from .state import MAX_ROWS, MOST_SIBLINGS, ROWS, START
+from .texts import PAGE, POSITION, SEAT, TABLE, TEXT_WORDS, Texts
 
 TILE, SPANS, COLUMNS = 64, 16, 16
 
 _ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
 _SIBLINGS, _POSITIONS = tl.constexpr(words.SIBLINGS), tl.constexpr(words.SIBLING_POSITIONS)
+_WORDS, _MAX_ROWS, _TEXT_WORDS = tl.constexpr(words.WORDS), tl.constexpr(MAX_ROWS), tl.constexpr(TEXT_WORDS)
+_POSITION, _SEAT, _TABLE = tl.constexpr(POSITION), tl.constexpr(SEAT), tl.constexpr(TABLE)
 
 
 @triton.jit
 def attention_kernel(
-    queries, keys, values, sums, tops, arrived, out, state, siblings, capacity, scale,
+    queries, keys, values, sums, tops, arrived, out, state, siblings, texts, tables, capacity, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     WINDOW: tl.constexpr, TILE: tl.constexpr, SPANS: tl.constexpr, COLUMNS: tl.constexpr,
-    SIBLINGS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    SIBLINGS: tl.constexpr, TILES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (kv_heads * TEAMS, SPANS). WIDTH and GROUP: head_dim and heads a KV head, rounded up to powers of two.
-    SIBLINGS: how many there may be.
+    SIBLINGS: how many there may be. TILES: of rows of several texts, each of which has programs of its own; 0: the rows
+    are one text's.
 
     Queries go row by row, the heads of a group together, so that few rows fill few chunks of COLUMNS.
 
@@ -51,13 +55,23 @@ def attention_kernel(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    CHUNKS: tl.constexpr = 16 * GROUP // COLUMNS
-    ALONE: tl.constexpr = GROUP // COLUMNS if GROUP > COLUMNS else 1  # chunks of a sibling
-    TEAMS: tl.constexpr = CHUNKS + SIBLINGS * ALONE
+    CHUNKS: tl.constexpr = 0 if TILES else 16 * GROUP // COLUMNS
+    ALONE: tl.constexpr = GROUP // COLUMNS if GROUP > COLUMNS else 1  # chunks of a row that has its own
+    TEAMS: tl.constexpr = CHUNKS + (16 * TILES if TILES else SIBLINGS) * ALONE
     team, span = tl.program_id(0), tl.program_id(1)
     kv_head, chunk = team // TEAMS, team % TEAMS
-    rows, start = tl.load(state + _ROWS), tl.load(state + _START)
+    if TILES > 0:
+        its = chunk // ALONE  # the row
+        there = its % _MAX_ROWS < tl.load(state + its // _MAX_ROWS * _WORDS + _ROWS)
+        rows = tl.where(there, its + 1, 0)
+        at, its_place = tl.load(texts + its * _TEXT_WORDS + _POSITION), tl.load(texts + its * _TEXT_WORDS + _SEAT)
+        start = at - its  # so that the row stands at its position
+        tables += tl.load(texts + its * _TEXT_WORDS + _TABLE)
+    else:
+        rows, start = tl.load(state + _ROWS), tl.load(state + _START)
     begin = chunk * COLUMNS  # the first of the queries
+    if TILES > 0:
+        begin = its * GROUP + chunk % ALONE * COLUMNS
     if SIBLINGS > 0:
         beside = chunk >= CHUNKS
         of_text = tl.maximum(rows - tl.load(siblings + _SIBLINGS), 0)
@@ -88,7 +102,11 @@ def attention_kernel(
         for tile in tl.range(first + own, first + tiles, SPANS):
             position = tile * TILE + tl.arange(0, TILE)
             known = (position < start + rows)[:, None] & wide[None, :]  # what lies beyond may be anything, NaN too
-            seat = tl.where(position == at, its_place, position) if SIBLINGS > 0 else position
+            if TILES > 0:
+                page = tl.load(tables + tile)
+                seat = tl.where(position == at, its_place, page * TILE + tl.arange(0, TILE))
+            else:
+                seat = tl.where(position == at, its_place, position) if SIBLINGS > 0 else position
             cell = base + seat[:, None] * HEAD_DIM + channel[None, :]
             k = tl.load(keys + cell, mask=known, other=0).to(DOT)
             v = tl.load(values + cell, mask=known, other=0).to(DOT)
@@ -103,8 +121,8 @@ def attention_kernel(
             total = total * keep + tl.sum(weight, axis=0)
             mixed = mixed * keep[None, :] + tl.dot(tl.trans(v), weight.to(DOT), input_precision="ieee")
             top = higher
-        there = tl.minimum(tiles, SPANS)  # programs that see something
-        if there == 1:
+        seeing = tl.minimum(tiles, SPANS)  # programs that see something
+        if seeing == 1:
             result = (mixed + 0.0) / tl.where(live, total, 1.0)[
                 None, :
             ]  # with no negative zeros, as if others had been added
@@ -115,7 +133,7 @@ def attention_kernel(
             tl.store(tops + 2 * place + 1, total, mask=live)
             tl.store(sums + place[None, :] * HEAD_DIM + channel[:, None], mixed, mask=live[None, :] & wide[:, None])
             tl.debug_barrier()  # of all threads, before one of them says so
-            if tl.atomic_add(arrived + team, 1, sem="acq_rel", scope="gpu") == there - 1:
+            if tl.atomic_add(arrived + team, 1, sem="acq_rel", scope="gpu") == seeing - 1:
                 tl.store(arrived + team, 0)  # for the next launch, which waits for the end of this one
                 combine(
                     sums, tops, out, team, begin, kv_head, rows, first, tiles,
@@ -170,36 +188,44 @@ def combine(
 class Partials:
     """What the spans leave, and how many have: see `attention_kernel`. Its size depends on the heads alone."""
 
-    def __init__(self, heads: int, kv_heads: int, head_dim: int, device: torch.device | str) -> None:
-        teams = kv_heads * chunks(heads, kv_heads, MOST_SIBLINGS)
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, device: torch.device | str, tiles: int = 0) -> None:
+        """tiles: at most, of rows of several texts."""
+        teams = kv_heads * chunks(heads, kv_heads, MOST_SIBLINGS, tiles)
         shape = (teams, SPANS, COLUMNS)
         self.sums = torch.empty(*shape, head_dim, device=device)
         self.tops = torch.empty(*shape, 2, device=device)
         self.arrived = torch.zeros(teams, dtype=torch.int32, device=device)
 
 
-def chunks(heads: int, kv_heads: int, siblings: int = 0) -> int:
-    """Of COLUMNS queries: what 16 rows of a KV head's group are cut into, and each of so many siblings."""
+def chunks(heads: int, kv_heads: int, siblings: int = 0, tiles: int = 0) -> int:
+    """Of COLUMNS queries: what 16 rows of a KV head's group are cut into, and each of so many siblings; or each row of
+    so many tiles."""
     group = triton.next_power_of_2(heads // kv_heads)
+    if tiles:
+        return tiles * MAX_ROWS * max(group // COLUMNS, 1)
     return MAX_ROWS * group // COLUMNS + siblings * max(group // COLUMNS, 1)
 
 
 def attention(
     queries: Tensor, keys: Tensor, values: Tensor, partials: Partials, out: Tensor, state: Tensor, *,
-    window: int | None = None, siblings: Tensor | None = None, pdl: bool = False,
+    window: int | None = None, siblings: Tensor | None = None, texts: Texts | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """out [16, heads, head_dim] for the rows at positions state[START].., whose keys and values are in the cache.
 
-    siblings: int32 [SIBLING_WORDS], where rows may be siblings'.
+    siblings: int32 [SIBLING_WORDS], where rows may be siblings'. texts: rows of several texts, [16 * tiles, ...], with
+    keys and values by seat.
     """
+    tiles = texts.tiles if texts else 0
+    assert not tiles or TILE == PAGE
     (heads, head_dim), (kv_heads, capacity) = queries.shape[1:], keys.shape[:2]
     most = MOST_SIBLINGS if siblings is not None else 0
-    attention_kernel[(kv_heads * chunks(heads, kv_heads, most), SPANS)](
-        queries, keys, values, partials.sums, partials.tops, partials.arrived, out, state, siblings, capacity,
+    attention_kernel[(kv_heads * chunks(heads, kv_heads, most, tiles), SPANS)](
+        queries, keys, values, partials.sums, partials.tops, partials.arrived, out, state, siblings,
+        *((texts.rows, texts.tables) if texts else (None, None)), capacity,
         score_scale(head_dim), HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
         WIDTH=triton.next_power_of_2(head_dim), GROUP=triton.next_power_of_2(heads // kv_heads), WINDOW=window or 0,
         TILE=TILE, SPANS=SPANS, COLUMNS=COLUMNS, SIBLINGS=most,
-        DOT=tl.float32 if keys.dtype == torch.float32 else tl.bfloat16, PDL=pdl,
+        TILES=tiles, DOT=tl.float32 if keys.dtype == torch.float32 else tl.bfloat16, PDL=pdl,
         num_warps=4, num_stages=2, launch_pdl=pdl,
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ after all their best ones.
 
 import struct
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -27,14 +28,28 @@ from torch import Tensor
 
 from ..sampling.params import SamplingParams
 from .filters import filtered_choice, wanted
-from .linear import Weight, at_positions, below, dot_type, launch, linear_twin, multiply, program_outputs, tiling
+from .linear import (
+    Weight,
+    at_positions,
+    below,
+    dot_type,
+    launch,
+    linear_twin,
+    multiply,
+    program_outputs,
+    tiles_of,
+    tiling,
+)
 from .noise import gumbel
 from .ptx import gdc_launch_dependents, gdc_wait
 from .siblings import position_of
-from .state import KNOWN, MAX_ROWS, ROWS, START
+from .state import KNOWN, MAX_ROWS, ROWS, START, WORDS
+from .texts import INVERSE, POSITION, SEED, TEXT_WORDS, Texts
 
 _ROWS, _START, _KNOWN = tl.constexpr(ROWS), tl.constexpr(START), tl.constexpr(KNOWN)
-_MAX_ROWS = tl.constexpr(MAX_ROWS)
+_MAX_ROWS, _WORDS = tl.constexpr(MAX_ROWS), tl.constexpr(WORDS)
+_TEXT_WORDS, _POSITION = tl.constexpr(TEXT_WORDS), tl.constexpr(POSITION)
+_SEED, _INVERSE = tl.constexpr(SEED), tl.constexpr(INVERSE)
 
 BATCH = 1024  # programs whose results are merged at a time
 
@@ -42,9 +57,14 @@ BATCH = 1024  # programs whose results are merged at a time
 SAMPLING_WORDS = 8
 
 
+def inverse_of(temperature: float) -> float:
+    """1 / T in float32, as the C++ samplers have it; 0: greedy."""
+    return float(np.float32(1) / np.float32(temperature)) if temperature > 0 else 0.0
+
+
 def sampling_words(params: SamplingParams, device: torch.device | str) -> Tensor:
     """int32 [8]: the seed (two words), 1 / T (0: greedy), penalty, top_k, top_p, min_p, 0; floats are float32 bits."""
-    inverse = 1 / params.temperature if params.temperature > 0 else 0.0
+    inverse = inverse_of(params.temperature)
     top_k = min(params.top_k, 2**31 - 1)  # more ids than any vocabulary has
     packed = struct.pack(
         "<Qffiffi", params.seed or 0, inverse, params.repetition_penalty, top_k, params.top_p, params.min_p, 0
@@ -55,18 +75,24 @@ def sampling_words(params: SamplingParams, device: torch.device | str) -> Tensor
 @triton.jit
 def heads_kernel(
     x, norm, eps, weight, scale, draft_ids, text, first_seen, sampling, logits, kept, kept_tops, kept_totals,
-    scores, indices, chosen, tops, totals, state, siblings,
+    scores, indices, chosen, tops, totals, state, siblings, texts,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
     EVEN: tl.constexpr, FORMAT: tl.constexpr, DRAFT: tl.constexpr, PENALISE: tl.constexpr, STORE: tl.constexpr,
-    SIBLINGS: tl.constexpr, SECOND: tl.constexpr, X_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    SIBLINGS: tl.constexpr, SECOND: tl.constexpr, TEXTS: tl.constexpr, TILES: tl.constexpr, X_AT: tl.constexpr,
+    DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs = outputs / BLOCK). -> [16, programs]: best score, its index and logit; top logit, sum. SECOND:
-    scores, indices and chosen are [2, 16, programs].
+    """Grid (TILES * programs = outputs / BLOCK). -> [16 * TILES, programs]: best score, its index and logit; top logit,
+    sum. SECOND: scores, indices and chosen are [2, 16, programs].
 
     For the filters: logits and penalised scores [16, outputs], and of these the best and the weight [16, programs].
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
+    if TILES > 1:
+        tile, program, programs = program % TILES, program // TILES, programs // TILES
+        state += tile * _WORDS
+        texts += tile * (_MAX_ROWS * _TEXT_WORDS)
+        x += tile * (_MAX_ROWS * INPUTS)
     outputs = program * BLOCK + program_outputs(BLOCK, PARTS, SLICES)
     y, rows = multiply(
         x, norm, eps, weight, scale, outputs, below(outputs, OUTPUTS, BLOCK), state, 0, INPUTS,
@@ -79,12 +105,18 @@ def heads_kernel(
     row = tl.arange(0, _MAX_ROWS)
     here = row < rows
     place, cell = row * programs + program, row[None, :] * OUTPUTS + outputs[:, None]
-    filtered = wanted(sampling)
+    if TILES > 1:
+        place += tile * _MAX_ROWS * programs
+        cell += tile * (_MAX_ROWS * OUTPUTS)
+    filtered = False if TEXTS else wanted(sampling)
     if STORE or filtered:
         tl.store(logits + cell, y, mask=inside[:, None] & here[None, :])
     flaw = tl.where(live[:, None], y - y, 0.0)  # NaN where a logit is NaN or infinite, and so is their sum then
     y = tl.where(live[:, None], y, float("-inf"))
-    position = position_of(tl.load(state + _START) + row, row, rows, siblings, SIBLINGS) + 1
+    if TEXTS:
+        position = tl.load(texts + row * _TEXT_WORDS + _POSITION, mask=here, other=0)
+    else:
+        position = position_of(tl.load(state + _START) + row, row, rows, siblings, SIBLINGS) + 1
     score = y
     if PENALISE:
         penalty = tl.load(sampling + 3).to(tl.float32, bitcast=True)
@@ -96,14 +128,24 @@ def heads_kernel(
                 seen = seen | (same[:, None] & (before < position)[None, :])
                 before += 1
             score = tl.where(seen, tl.where(score < 0, score * penalty, score / penalty), score)
-    inverse = tl.load(sampling + 2).to(tl.float32, bitcast=True)
+    if not TEXTS:
+        inverse = tl.load(sampling + 2).to(tl.float32, bitcast=True)
     if filtered:
         best = tl.max(score, axis=0)
         tl.store(kept + cell, score + 0.0, mask=inside[:, None] & here[None, :])  # no negative zeros
         tl.store(kept_tops + place, best, mask=here)
         above = tl.where(best > float("-inf"), best, 0.0)[None, :]  # none may be live
         tl.store(kept_totals + place, tl.sum(tl.exp((score - above) * inverse), axis=0), mask=here)
-    if inverse > 0:
+    if TEXTS:
+        ways = texts + row * _TEXT_WORDS
+        inverses = tl.load(ways + _INVERSE, mask=here, other=0).to(tl.float32, bitcast=True)
+        if tl.max(inverses, axis=0) > 0:
+            low = tl.load(ways + _SEED, mask=here, other=0).to(tl.uint32, bitcast=True)
+            high = tl.load(ways + _SEED + 1, mask=here, other=0).to(tl.uint32, bitcast=True)
+            numbers = ids[:, None] + row[None, :] * 0
+            noise = gumbel(low[None, :], high[None, :], position[None, :] + numbers * 0, numbers)
+            score = tl.where(inverses[None, :] > 0, score * inverses[None, :] + noise, score)
+    elif inverse > 0:
         low, high = tl.load(sampling).to(tl.uint32, bitcast=True), tl.load(sampling + 1).to(tl.uint32, bitcast=True)
         numbers = ids[:, None] + row[None, :] * 0
         score = score * inverse + gumbel(low, high, position[None, :] + numbers * 0, numbers)
@@ -150,17 +192,22 @@ def runner_up(scores, indices, chosen, row, first, PROGRAMS: tl.constexpr, BATCH
 def choose_kernel(
     scores, indices, chosen, tops, totals, draft_ids, sampling, logits, kept, kept_tops, kept_totals, tiles,
     candidates, candidate_indices, choices, confidences, seconds, second_chances, state, siblings,
-    PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, BATCH: tl.constexpr,
+    TEXTS: tl.constexpr, TILES: tl.constexpr, PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, BATCH: tl.constexpr,
     DRAFT: tl.constexpr, SIBLINGS: tl.constexpr, SECOND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (16): the best of all programs, and the sum of all exponentials, BATCH programs at a time, in order.
+    """Grid (16 * TILES): the best of all programs, and the sum of all exponentials, BATCH programs at a time, in order.
 
     -1, of confidence 0, where a logit is NaN or infinite.
     """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    row, rows = tl.program_id(0), tl.load(state + _ROWS)
+    row = tl.program_id(0)
+    if TILES > 1:
+        tile = row // _MAX_ROWS
+        rows = tl.load(state + tile * _WORDS + _ROWS) + tile * _MAX_ROWS
+    else:
+        rows = tl.load(state + _ROWS)
     if row < rows:
         best, index, its, top, total = float("-inf"), 0x7FFFFFFF, float("-inf"), float("-inf"), 0.0
         for first in tl.static_range(0, PROGRAMS, BATCH):
@@ -186,7 +233,8 @@ def choose_kernel(
         sound = total == total
         index = tl.where(sound, index, 0)
         second, its_second = -1, float("-inf")
-        if wanted(sampling) & sound:
+        filtered = False if TEXTS else wanted(sampling) & sound
+        if filtered:
             line = row * OUTPUTS
             position = position_of(tl.load(state + _START) + row, row, rows, siblings, SIBLINGS) + 1
             index, second = filtered_choice(
@@ -212,12 +260,14 @@ def choose_kernel(
 class Scratch:
     """Where the programs leave their results, [16, programs] each; [16, outputs] what filters need."""
 
-    def __init__(self, weight: Weight) -> None:
+    def __init__(self, weight: Weight, tiles: int = 0) -> None:
+        """tiles: at most, of rows of several texts, which have no filters and no second choices."""
         programs, device = triton.cdiv(weight.outputs, tiling(weight).block), weight.values.device
-        results, scores = torch.empty(8, MAX_ROWS, programs, device=device), (3, MAX_ROWS, weight.outputs)
+        rows, filtered = MAX_ROWS * max(tiles, 1), 0 if tiles else MAX_ROWS
+        results, scores = torch.empty(8, rows, programs, device=device), (3, filtered, weight.outputs)
         self.scores, self.chosen = results[:2], results[2:4]  # and of second choices
         self.tops, self.totals, self.kept_tops, self.kept_totals = results[4:].unbind()
-        whole = torch.empty(3, MAX_ROWS, programs, dtype=torch.int32, device=device)
+        whole = torch.empty(3, rows, programs, dtype=torch.int32, device=device)
         self.indices, self.tiles = whole[:2], whole[2]
         self.logits, self.kept, self.candidates = torch.empty(scores, device=device).unbind()
         self.candidate_indices = torch.empty(scores[1:], dtype=torch.int32, device=device)
@@ -227,7 +277,8 @@ def heads(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, sampling: Tensor, scratch: Scratch,
     choices: Tensor, confidences: Tensor, state: Tensor, *, draft_ids: Tensor | None = None,
     text: Tensor | None = None, first_seen: Tensor | None = None, logits: Tensor | None = None,
-    siblings: Tensor | None = None, seconds: tuple[Tensor, Tensor] | None = None, pdl: bool = False,
+    siblings: Tensor | None = None, seconds: tuple[Tensor, Tensor] | None = None,
+    texts: Texts | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """choices [16] int32 and confidences [16] float32 of the first state[ROWS] rows; logits [16, outputs] where given.
     A choice is -1 where a logit of its row is NaN or infinite.
@@ -235,21 +286,26 @@ def heads(
     draft_ids: int32 [outputs], negative where no id is. text [capacity] and first_seen [vocabulary], int32, where the
     repetition penalty may be other than 1. siblings: int32 [SIBLING_WORDS], where rows may be siblings'. seconds:
     second choices [16] and their confidences, likewise; of confidence 0 where there is none.
+
+    texts: rows of several texts, [16 * tiles, ...], of which each has its own seed and temperature, and no penalty and no
+    filters; POSITION is that of the token to be chosen. sampling: not looked at then.
     """
     second, second_chances = seconds or (None, None)
     cut, s = tiling(weight)._replace(splits=1), scratch
     programs, stored = s.tops.shape[1], s.logits if logits is None else logits
-    heads_kernel[(programs,)](
+    tiles = tiles_of(texts)
+    heads_kernel[(tiles * programs,)](
         x, norm, eps, weight.values, weight.scales, draft_ids, text, first_seen, sampling,
         stored, s.kept, s.kept_tops, s.kept_totals, s.scores, s.indices, s.chosen, s.tops, s.totals, state, siblings,
-        OUTPUTS=weight.outputs, INPUTS=weight.inputs, DRAFT=draft_ids is not None, PENALISE=first_seen is not None,
+        texts.rows if texts else None, OUTPUTS=weight.outputs, INPUTS=weight.inputs, DRAFT=draft_ids is not None, PENALISE=first_seen is not None,
         STORE=logits is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None,
-        X_AT=at_positions(x), DOT=dot_type(weight), PDL=pdl, **launch(weight, cut, x, pdl),
+        TEXTS=texts is not None, TILES=tiles, X_AT=at_positions(x, texts), DOT=dot_type(weight), PDL=pdl,
+        **launch(weight, cut, x, pdl),
     )  # fmt: skip
-    choose_kernel[(MAX_ROWS,)](
+    choose_kernel[(MAX_ROWS * tiles,)](
         s.scores, s.indices, s.chosen, s.tops, s.totals, draft_ids, sampling, stored, s.kept, s.kept_tops,
         s.kept_totals, s.tiles, s.candidates, s.candidate_indices, choices, confidences, second, second_chances,
-        state, siblings, PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH,
+        state, siblings, TEXTS=texts is not None, TILES=tiles, PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH,
         DRAFT=draft_ids is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None, PDL=pdl,
         num_warps=8, maxnreg=128, launch_pdl=pdl,
     )  # fmt: skip

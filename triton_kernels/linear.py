@@ -41,7 +41,8 @@ from torch import Tensor
 
 from . import int4
 from .ptx import gdc_launch_dependents, gdc_wait, in_turn
-from .state import MAX_ROWS, ROWS, START
+from .state import MAX_ROWS, ROWS, START, WORDS
+from .texts import Texts
 
 INT8_BLOCK = 32
 # Weights that a thread loads at once: 16 bytes, or 32 of float32.
@@ -56,7 +57,7 @@ ENOUGH = 384
 WHOLE_BYTES = 48 * 1024
 AHEAD_BYTES = {8: (32 * 1024, 16 * 1024), 16: (16 * 1024, 8 * 1024), 32: (8 * 1024, 8 * 1024)}
 CROWDED = {"int8": 2 / 3, "int4": 1 / 2}  # of these bytes
-_ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
+_ROWS, _START, _WORDS = tl.constexpr(ROWS), tl.constexpr(START), tl.constexpr(WORDS)
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
 _GROUP = tl.constexpr(int4.GROUP)
 
@@ -373,18 +374,29 @@ def linear_kernel(
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr,
     PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
     SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, ROUND: tl.constexpr,
-    X_AT: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    X_AT: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, TILES: tl.constexpr, DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (outputs / BLOCK, SPLITS). With SPLITS > 1 `out` is the partial sums, float32 [SPLITS, 16, outputs]."""
+    """Grid (TILES * outputs / BLOCK, SPLITS). With SPLITS > 1 `out` is the partial sums, float32 [TILES, SPLITS, 16,
+    outputs]."""
     OF_SPLIT: tl.constexpr = STEPS * SLICES * 4 * RUN
-    split = tl.program_id(1)
-    outputs = tl.program_id(0) * BLOCK + program_outputs(BLOCK, PARTS, SLICES)
+    program, split = tl.program_id(0), tl.program_id(1)
+    if TILES > 1:
+        tile, program = program % TILES, program // TILES
+        state += tile * _WORDS
+        x += tile * (_MAX_ROWS * INPUTS)
+        out += tile * (SPLITS * _MAX_ROWS * OUTPUTS)
+        if ADD:
+            residual += tile * (_MAX_ROWS * OUTPUTS)
+        if ROUND:
+            rounded += tile * (_MAX_ROWS * OUTPUTS)
+    outputs = program * BLOCK + program_outputs(BLOCK, PARTS, SLICES)
     end = INPUTS if SPLITS == 1 else tl.minimum((split + 1) * OF_SPLIT, INPUTS)
     y, rows = multiply(
         x, norm, eps, weight, scale, outputs, below(outputs, OUTPUTS, BLOCK), state, split * OF_SPLIT, end,
         INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, NORM, X_AT, DOT, PDL,
     )  # fmt: skip
-    outputs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    outputs = program * BLOCK + tl.arange(0, BLOCK)
     live = outputs < OUTPUTS
     row = tl.arange(0, _MAX_ROWS)[None, :]
     place, mask = row * OUTPUTS + outputs[:, None], live[:, None] & (row < rows)
@@ -404,14 +416,23 @@ def linear_kernel(
 def reduce_splits_kernel(
     partial, bias, residual, out, rounded, state,
     OUTPUTS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-    ROUND: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, PDL: tl.constexpr,
+    ROUND: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out = (residual +) partial[0] + partial[1] + ... (+ bias), in that order. Grid (outputs / BLOCK, 16)."""
+    """out = (residual +) partial[0] + partial[1] + ... (+ bias), in that order. Grid (outputs / BLOCK, 16 * TILES)."""
     outputs, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
     live = outputs < OUTPUTS
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    if TILES > 1:
+        tile, row = row // _MAX_ROWS, row % _MAX_ROWS
+        state += tile * _WORDS
+        partial += tile * (SPLITS * _MAX_ROWS * OUTPUTS)
+        out += tile * (_MAX_ROWS * OUTPUTS)
+        if ADD:
+            residual += tile * (_MAX_ROWS * OUTPUTS)
+        if ROUND:
+            rounded += tile * (_MAX_ROWS * OUTPUTS)
     if row < tl.load(state + _ROWS):
         place = row * OUTPUTS + outputs
         y = tl.zeros([BLOCK], tl.float32)
@@ -539,15 +560,21 @@ def launch(weight: Weight, cut: Tiling, x: Tensor, pdl: bool, crowded: bool = Fa
     }
 
 
-def at_positions(rows: Tensor) -> bool:
-    """Does every row stand at its position ([capacity, n]), or are they those of a pass ([16, n])?"""
-    return len(rows) > MAX_ROWS
+def at_positions(rows: Tensor, texts: Texts | None = None) -> bool:
+    """Does every row stand at its position ([capacity, n]), or are they those of a pass ([16, n])? Those of several
+    texts always are ([16 * tiles, n])."""
+    return texts is None and len(rows) > MAX_ROWS
+
+
+def tiles_of(texts: Texts | None) -> int:
+    return 1 if texts is None else texts.tiles
 
 
 def linear(
     x: Tensor, weight: Weight, out: Tensor, state: Tensor, *,
     norm: Tensor | None = None, eps: float = 0.0, bias: Tensor | None = None, residual: Tensor | None = None,
-    rounded: Tensor | None = None, partial: Tensor | None = None, cut: Tiling | None = None, pdl: bool = False,
+    rounded: Tensor | None = None, partial: Tensor | None = None, cut: Tiling | None = None,
+    texts: Texts | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """out [16, outputs] = (residual +) norm(x) W^T (+ bias) for the first state[ROWS] rows; out may be the residual.
 
@@ -557,24 +584,28 @@ def linear(
     bytes, which each of their programs reads.
 
     partial: float32 [splits, 16, outputs], where the matrix is cut along K (`tiling(weight).splits` > 1).
+
+    texts: rows of several texts, [16 * tiles, n].
     """
-    cut = cut or tiling(weight)
+    cut, tiles = cut or tiling(weight), tiles_of(texts)
     shared = {"OUTPUTS": weight.outputs, "BIAS": bias is not None, "ADD": residual is not None}
     shared |= {"ROUND": rounded is not None}
-    shared |= {"ADD_AT": residual is not None and at_positions(residual), "OUT_AT": at_positions(out), "PDL": pdl}
+    shared |= {"ADD_AT": residual is not None and at_positions(residual, texts), "OUT_AT": at_positions(out, texts)}
+    shared |= {"TILES": tiles, "PDL": pdl}
     target = out if cut.splits == 1 else partial
     assert target is not None, "a matrix cut along K needs room for its partial sums"
     assert cut.splits == 1 or norm is None, "the norm's sum of squares spans all of K"
     # As in `launch`. With dependents int4 spills because of a limit, but where K is cut it spills without.
     limits = {"plain": 168, "int4": 200 if cut.splits > 1 else None if pdl else 168}
     limit = {"maxnreg": limits[weight.format]} if limits.get(weight.format) else {}
-    linear_kernel[(triton.cdiv(weight.outputs, cut.block), cut.splits)](
+    linear_kernel[(tiles * triton.cdiv(weight.outputs, cut.block), cut.splits)](
         x, norm, eps, weight.values, weight.scales, bias, residual, target, rounded, state,
-        INPUTS=weight.inputs, SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x), DOT=dot_type(weight),
+        INPUTS=weight.inputs, SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x, texts),
+        DOT=dot_type(weight),
         **launch(weight, cut, x, pdl), **limit, **shared,
     )  # fmt: skip
     if cut.splits > 1:
-        reduce_splits_kernel[(triton.cdiv(weight.outputs, 128), MAX_ROWS)](
+        reduce_splits_kernel[(triton.cdiv(weight.outputs, 128), MAX_ROWS * tiles)](
             partial,
             bias,
             residual,

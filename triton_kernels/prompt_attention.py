@@ -14,15 +14,16 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention import score_scale
+from .texts import PAGE
 
 ROWS_BLOCK, TILE = 128, 64
 
 
 @triton.jit(do_not_specialize=["rows", "start"])
 def prompt_attention_kernel(
-    queries, keys, values, out, rows, start, capacity, scale,
+    queries, keys, values, out, pages, rows, start, capacity, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    WINDOW: tl.constexpr, ROWS_BLOCK: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
+    WINDOW: tl.constexpr, ROWS_BLOCK: tl.constexpr, TILE: tl.constexpr, PAGED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Grid (heads, rows / ROWS_BLOCK), the longest rows first. WIDTH: head_dim, rounded up to a power of two."""
     head, first = tl.program_id(0), (tl.num_programs(1) - 1 - tl.program_id(1)) * ROWS_BLOCK
@@ -42,7 +43,11 @@ def prompt_attention_kernel(
     for begin in tl.range(seen_from, end, TILE):
         position = begin + tl.arange(0, TILE)
         known = position < end
-        cell = base + position.to(tl.int64)[:, None] * HEAD_DIM + channel[None, :]
+        if PAGED:
+            seat = tl.load(pages + begin // TILE) * TILE + tl.arange(0, TILE)
+        else:
+            seat = position
+        cell = base + seat.to(tl.int64)[:, None] * HEAD_DIM + channel[None, :]
         k = tl.load(keys + cell, mask=known[:, None] & wide[None, :], other=0).to(DOT)
         score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         score = tl.where(position[None, :] <= (start + row)[:, None], score, float("-inf"))
@@ -63,14 +68,19 @@ def prompt_attention_kernel(
 
 
 def prompt_attention(
-    queries: Tensor, keys: Tensor, values: Tensor, out: Tensor, start: int, window: int | None = None
-) -> None:
-    """out [rows, heads, head_dim] for rows at positions start.., whose keys and values are in the cache."""
+    queries: Tensor, keys: Tensor, values: Tensor, out: Tensor, start: int, window: int | None = None,
+    pages: Tensor | None = None,
+) -> None:  # fmt: skip
+    """out [rows, heads, head_dim] for rows at positions start.., whose keys and values are in the cache.
+
+    pages: the text's page table; keys and values are by seat (texts.py).
+    """
+    assert pages is None or TILE == PAGE
     rows, heads, head_dim = queries.shape
     kv_heads, capacity = keys.shape[:2]
     dot = tl.float32 if queries.element_size() == 4 and keys.element_size() == 4 else tl.bfloat16
     prompt_attention_kernel[(heads, triton.cdiv(rows, ROWS_BLOCK))](
-        queries, keys, values, out, rows, start, capacity, score_scale(head_dim),
+        queries, keys, values, out, pages, rows, start, capacity, score_scale(head_dim),
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, WIDTH=triton.next_power_of_2(head_dim),
-        WINDOW=window or 0, ROWS_BLOCK=ROWS_BLOCK, TILE=TILE, DOT=dot, num_warps=8, num_stages=2,
+        WINDOW=window or 0, ROWS_BLOCK=ROWS_BLOCK, TILE=TILE, PAGED=pages is not None, DOT=dot, num_warps=8, num_stages=2,
     )  # fmt: skip

@@ -20,11 +20,12 @@ from torch import Tensor
 from . import int4
 from .linear import Weight, dot_type
 from .qkv import HeadNorms, normed_head
+from .texts import PAGE, seat_of
 
 OUTPUTS_BLOCK, ROWS_BLOCK, STEP = 128, 128, 64
 WARPS, STAGES = 8, {"plain": 3, "int8": 3, "int4": 2, "fp8": 3}  # a step of int4 is twice as long
 _ROWS_BLOCK = tl.constexpr(ROWS_BLOCK)
-_STEP, _GROUP = tl.constexpr(STEP), tl.constexpr(int4.GROUP)
+_STEP, _GROUP, _PAGE = tl.constexpr(STEP), tl.constexpr(int4.GROUP), tl.constexpr(PAGE)
 
 
 @triton.jit
@@ -125,10 +126,10 @@ def prompt_swiglu_kernel(
 @triton.jit(do_not_specialize=["rows", "start"])
 def prompt_qkv_kernel(
     x, weight, scale, kv_weight, kv_scale, bias, query_norm, key_norm, eps, cosines, sines, queries, keys, values,
-    rows, start, capacity,
+    pages, rows, start, capacity,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr, FORMAT: tl.constexpr,
-    KV: tl.constexpr, KV_FORMAT: tl.constexpr, DOT: tl.constexpr,
+    KV: tl.constexpr, KV_FORMAT: tl.constexpr, PAGED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Grid (outputs / BLOCK, rows / ROWS_BLOCK): as in qkv.py."""
     HALF: tl.constexpr = BLOCK // 2
@@ -160,7 +161,8 @@ def prompt_qkv_kernel(
     else:
         kv_head = (head - HEADS) % KV_HEADS
         cache = keys if head < HEADS + KV_HEADS else values
-        cell = cache + (kv_head.to(tl.int64) * capacity + position) * HEAD_DIM + channel
+        seat = seat_of(pages, position, _PAGE, row < rows) if PAGED else position
+        cell = cache + (kv_head.to(tl.int64) * capacity + seat) * HEAD_DIM + channel
         tl.store(cell, a.to(keys.dtype.element_ty), mask=live)
         tl.store(cell + HEAD_DIM // 2, b.to(keys.dtype.element_ty), mask=live)
 
@@ -195,10 +197,11 @@ def prompt_qkv(
     x: Tensor, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
     queries: Tensor, keys: Tensor, values: Tensor, start: int,
     *, kv: Weight | None = None, norms: HeadNorms | None = None, eps: float = 0.0, rotary: bool = True,
+    pages: Tensor | None = None,
 ) -> None:  # fmt: skip
     """queries [rows, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2].
 
-    kv: as in `qkv`. eps: of the norms of heads.
+    kv: as in `qkv`. eps: of the norms of heads. pages: the text's page table; keys and values are by seat (texts.py).
     """
     heads, head_dim = queries.shape[1:]
     block = next(size for size in (OUTPUTS_BLOCK, 64, 32, 16) if head_dim % size == 0)
@@ -207,9 +210,10 @@ def prompt_qkv(
     outputs = weight.outputs + (kv.outputs if kv else 0)
     prompt_qkv_kernel[(outputs // block, triton.cdiv(len(x), ROWS_BLOCK))](
         x, weight.values, weight.scales, *(kv or (None, None))[:2], bias, query_norm, key_norm, eps, cosines, sines,
-        queries, keys, values, len(x), start, keys.shape[1],
+        queries, keys, values, pages, len(x), start, keys.shape[1],
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, BLOCK=block,
         BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
-        FORMAT=weight.format, KV=kv is not None, KV_FORMAT=(kv or weight).format, DOT=dot_type(weight),
+        FORMAT=weight.format, KV=kv is not None, KV_FORMAT=(kv or weight).format,
+        PAGED=pages is not None, DOT=dot_type(weight),
         num_warps=WARPS if block >= 64 else 4, num_stages=STAGES[(kv or weight).format],
     )  # fmt: skip

@@ -34,13 +34,16 @@ from .linear import (
     multiply,
     normalise_twin,
     program_outputs,
+    tiles_of,
     tiling_of,
 )
 from .siblings import position_of
-from .state import MAX_ROWS, START
+from .state import MAX_ROWS, START, WORDS
+from .texts import POSITION, SEAT, TEXT_WORDS, Texts
 
-_START = tl.constexpr(START)
+_START, _WORDS = tl.constexpr(START), tl.constexpr(WORDS)
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
+_POSITION, _SEAT, _TEXT_WORDS = tl.constexpr(POSITION), tl.constexpr(SEAT), tl.constexpr(TEXT_WORDS)
 
 
 class HeadNorms(NamedTuple):
@@ -64,18 +67,26 @@ def normed_head(a, b, norm, channel, eps, HEAD_DIM: tl.constexpr):
 @triton.jit
 def qkv_kernel(
     x, norm, eps, weight, scale, kv_weight, kv_scale, bias, query_norm, key_norm, cosines, sines,
-    queries, keys, values, state, siblings, capacity,
+    queries, keys, values, state, siblings, texts, capacity,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
     EVEN: tl.constexpr, FORMAT: tl.constexpr, KV: tl.constexpr, KV_STEPS: tl.constexpr, KV_AHEAD: tl.constexpr,
     KV_RUN: tl.constexpr, KV_EVEN: tl.constexpr, KV_FORMAT: tl.constexpr,
     BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr,
-    X_AT: tl.constexpr, SIBLINGS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    X_AT: tl.constexpr, SIBLINGS: tl.constexpr, TEXTS: tl.constexpr, TILES: tl.constexpr, DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (outputs / BLOCK): BLOCK / 2 channels of a head with their partners; with NORMS all of a head's."""
+    """Grid (TILES * outputs / BLOCK): BLOCK / 2 channels of a head with their partners; with NORMS all of a head's."""
     HALF: tl.constexpr = BLOCK // 2
     OF_HEAD: tl.constexpr = HEAD_DIM // BLOCK
-    head, part = tl.program_id(0) // OF_HEAD, tl.program_id(0) % OF_HEAD
+    program = tl.program_id(0)
+    if TILES > 1:
+        tile, program = program % TILES, program // TILES
+        state += tile * _WORDS
+        texts += tile * (_MAX_ROWS * _TEXT_WORDS)
+        x += tile * (_MAX_ROWS * INPUTS)
+        queries += tile * (_MAX_ROWS * HEADS * HEAD_DIM)
+    head, part = program // OF_HEAD, program % OF_HEAD
     first = head * HEAD_DIM + part * HALF
     lane = program_outputs(BLOCK, PARTS, SLICES)
     outputs, live = first + lane % HALF + (lane // HALF) * (HEAD_DIM // 2), below(lane, BLOCK, BLOCK)
@@ -95,12 +106,18 @@ def qkv_kernel(
     a, b = tl.split(y.reshape([2, HALF, _MAX_ROWS]).permute(1, 2, 0))  # [HALF, 16] each
     channel = (part * HALF + tl.arange(0, HALF))[:, None]
     row = tl.arange(0, _MAX_ROWS)[None, :]
-    place = tl.load(state + _START, volatile=True) + row  # again: it need not wait in a register meanwhile
+    if TEXTS:
+        place = tl.load(texts + row * _TEXT_WORDS + _SEAT, mask=row < rows, other=0)
+        position = tl.load(texts + row * _TEXT_WORDS + _POSITION, mask=row < rows, other=0)
+    else:
+        place = tl.load(state + _START, volatile=True) + row  # again: it need not wait in a register meanwhile
     live = (row < rows) & (channel < HEAD_DIM)
     if NORMS and head < HEADS + KV_HEADS:
         a, b = normed_head(a, b, query_norm if head < HEADS else key_norm, channel, eps, HEAD_DIM)
     if ROTARY and head < HEADS + KV_HEADS:
-        angle = position_of(place, row, rows, siblings, SIBLINGS) * (HEAD_DIM // 2) + channel
+        if not TEXTS:
+            position = position_of(place, row, rows, siblings, SIBLINGS)
+        angle = position * (HEAD_DIM // 2) + channel
         cos, sin = tl.load(cosines + angle, mask=live, other=0), tl.load(sines + angle, mask=live, other=0)
         a, b = a * cos - b * sin, b * cos + a * sin
     if head < HEADS:
@@ -128,12 +145,12 @@ def qkv(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
     queries: Tensor, keys: Tensor, values: Tensor, state: Tensor, *,
     kv: Weight | None = None, norms: HeadNorms | None = None, rotary: bool = True, siblings: Tensor | None = None,
-    pdl: bool = False,
+    texts: Texts | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """queries [16, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2].
 
     kv: the matrix of keys and values, where `weight` has only the queries' rows. siblings: int32 [SIBLING_WORDS], where
-    rows may be siblings'.
+    rows may be siblings'. texts: rows of several texts, [16 * tiles, n], and keys and values by seat.
     """
     heads, head_dim = queries.shape[1:]
     assert head_dim % 16 == 0, "a head's channels are computed sixteen at a time"
@@ -149,13 +166,13 @@ def qkv(
     tight = norms is not None or x.dtype == torch.float32
     limits = {"plain": 255, "int4": 255, "fp8": 168} if tight else {} if pdl else {"int4": 168}
     limit = {"maxnreg": limits[weight.format]} if weight.format in limits else {}
-    qkv_kernel[(outputs // cut.block,)](
+    qkv_kernel[(tiles_of(texts) * outputs // cut.block,)](
         x, norm, eps, weight.values, weight.scales, *(kv or (None, None))[:2], bias, query_norm, key_norm,
-        cosines, sines, queries, keys, values, state, siblings, keys.shape[1],
+        cosines, sines, queries, keys, values, state, siblings, texts.rows if texts else None, keys.shape[1],
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, KV=kv is not None,
         BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
-        X_AT=at_positions(x), SIBLINGS=siblings is not None, DOT=dot_type(weight), PDL=pdl,
-        **of_kv, **{**launch(weight, cut, x, pdl, crowded), **limit},
+        X_AT=at_positions(x, texts), SIBLINGS=siblings is not None, TEXTS=texts is not None, TILES=tiles_of(texts),
+        DOT=dot_type(weight), PDL=pdl, **of_kv, **{**launch(weight, cut, x, pdl, crowded), **limit},
     )  # fmt: skip
 
 

@@ -12,10 +12,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import Weight, at_positions, below, dot_type, launch, linear_twin, multiply, program_outputs, tiling
-from .state import MAX_ROWS
+from .linear import (
+    Weight,
+    at_positions,
+    below,
+    dot_type,
+    launch,
+    linear_twin,
+    multiply,
+    program_outputs,
+    tiles_of,
+    tiling,
+)
+from .state import MAX_ROWS, WORDS
+from .texts import Texts
 
-_MAX_ROWS = tl.constexpr(MAX_ROWS)
+_MAX_ROWS, _WORDS = tl.constexpr(MAX_ROWS), tl.constexpr(WORDS)
 
 
 @triton.jit
@@ -23,11 +35,18 @@ def swiglu_kernel(
     x, norm, eps, weight, scale, out, state,
     INNER: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
-    EVEN: tl.constexpr, FORMAT: tl.constexpr, X_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, FORMAT: tl.constexpr, X_AT: tl.constexpr, TILES: tl.constexpr, DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (inner / (BLOCK / 2))."""
+    """Grid (TILES * inner / (BLOCK / 2))."""
     HALF: tl.constexpr = BLOCK // 2
-    first, lane = tl.program_id(0) * HALF, program_outputs(BLOCK, PARTS, SLICES)
+    program = tl.program_id(0)
+    if TILES > 1:
+        tile, program = program % TILES, program // TILES
+        state += tile * _WORDS
+        x += tile * (_MAX_ROWS * INPUTS)
+        out += tile * (_MAX_ROWS * INNER)
+    first, lane = program * HALF, program_outputs(BLOCK, PARTS, SLICES)
     inner = first + lane % HALF
     y, rows = multiply(
         x, norm, eps, weight, scale, inner + (lane // HALF) * INNER, below(inner, INNER, HALF), state, 0, INPUTS,
@@ -41,13 +60,15 @@ def swiglu_kernel(
 
 
 def swiglu(
-    x: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor, state: Tensor, *, pdl: bool = False
-) -> None:
-    """out [16, inner] for the first state[ROWS] rows."""
+    x: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor, state: Tensor, *,
+    texts: Texts | None = None, pdl: bool = False,
+) -> None:  # fmt: skip
+    """out [16, inner] for the first state[ROWS] rows. texts: as in `linear`."""
     inner, cut = weight.outputs // 2, tiling(weight)._replace(splits=1)
-    swiglu_kernel[(triton.cdiv(inner, cut.block // 2),)](
+    swiglu_kernel[(tiles_of(texts) * triton.cdiv(inner, cut.block // 2),)](
         x, norm, eps, weight.values, weight.scales, out, state,
-        INNER=inner, INPUTS=weight.inputs, X_AT=at_positions(x), DOT=dot_type(weight), PDL=pdl,
+        INNER=inner, INPUTS=weight.inputs, X_AT=at_positions(x, texts), TILES=tiles_of(texts), DOT=dot_type(weight),
+        PDL=pdl,
         **launch(weight, cut, x, pdl),
     )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from copy import copy
+from typing import Protocol
 
 import torch
 import triton
@@ -36,23 +38,42 @@ class Work:
         layers: Sequence[Layer],
         lm_head: Weight | None,
         device: torch.device,
+        tiles: int = 0,
     ) -> None:
-        config = weights.config
+        """tiles: at most, of rows of several texts (triton_kernels/texts.py); 0: the rows are one text's."""
+        config, rows = weights.config, MAX_ROWS * max(tiles, 1)
         heads, head_dim = config.num_attention_heads, config.head_dim
-        self.x = torch.zeros(MAX_ROWS, config.hidden_size, device=device)
+        self.x = torch.zeros(rows, config.hidden_size, device=device)
         dot = torch.float32 if triton.knobs.runtime.interpret else weights.dtype  # the interpreter gets bfloat16 wrong
-        self.rounded = torch.zeros(MAX_ROWS, config.hidden_size, dtype=dot, device=device)
-        self.queries = torch.zeros(MAX_ROWS, heads, head_dim, device=device)
-        self.mixed = torch.zeros(MAX_ROWS, heads * head_dim, dtype=weights.dtype, device=device)
-        self.inner = torch.zeros(MAX_ROWS, config.intermediate_size, dtype=weights.dtype, device=device)
-        self.partials = Partials(heads, config.num_key_value_heads, head_dim, device)
+        self.rounded = torch.zeros(rows, config.hidden_size, dtype=dot, device=device)
+        self.queries = torch.zeros(rows, heads, head_dim, device=device)
+        self.mixed = torch.zeros(rows, heads * head_dim, dtype=weights.dtype, device=device)
+        self.inner = torch.zeros(rows, config.intermediate_size, dtype=weights.dtype, device=device)
+        self.partials = Partials(heads, config.num_key_value_heads, head_dim, device, tiles)
         matrices = [m for layer in layers for m in (layer.out, layer.down) if m is not None]
         sums = max((tiling(m).splits * m.outputs for m in matrices if tiling(m).splits > 1), default=0)
-        self.sums = torch.empty(sums * MAX_ROWS, device=device)  # float32 [splits, 16, outputs] of matrices cut along K
-        self.scratch = Scratch(lm_head) if lm_head is not None else None
-        self.choices = torch.zeros(MAX_ROWS, dtype=torch.int32, device=device)
-        self.chances = torch.zeros(MAX_ROWS, device=device)
+        self.sums = torch.empty(sums * rows, device=device)  # float32 [splits, 16, outputs] of matrices cut along K
+        self.scratch = Scratch(lm_head, tiles) if lm_head is not None else None
+        self.choices = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.chances = torch.zeros(rows, device=device)
         self.seconds = _words(device, MAX_ROWS), torch.zeros(MAX_ROWS, device=device)
+
+    def first(self, tiles: int) -> "Work":
+        """The same memory, for so many."""
+        part, rows = copy(self), MAX_ROWS * tiles
+        part.x, part.rounded, part.queries = self.x[:rows], self.rounded[:rows], self.queries[:rows]
+        part.mixed, part.inner = self.mixed[:rows], self.inner[:rows]
+        return part
+
+
+class Cache(Protocol):
+    """What a layer needs of a device: the rotations [capacity, head_dim / 2], and by layer keys and values."""
+
+    device: torch.device
+    cosines: Tensor
+    sines: Tensor
+    keys: list[Tensor]
+    values: list[Tensor]
 
 
 class Site:

@@ -20,6 +20,7 @@ stages want the same multiprocessors: a token is committed by a verdict, and dra
 """
 
 import gc
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +33,8 @@ from .. import _native
 from ..errors import PpsdError
 from .devices import DEVICE_WIDE, Window, synchronise
 from .stages import DeviceStages
+
+_LOG = logging.getLogger(__name__)
 
 _LOW, _HIGH = 0, -1  # a smaller number is a higher priority
 
@@ -191,6 +194,38 @@ class StageGraphs:
             drawn=drawn,
             draft_records=draft_records,
         )
+
+
+class StepGraphs:
+    """Steps, each captured when it is first launched, and the stream that they are launched on."""
+
+    def __init__(self, device: torch.device, recorder: Recorder) -> None:
+        self._device, self._recorder, self._fails = device, recorder, False
+        self._lanes = _native.GraphLanes(device.index or 0, [])
+        self._handles: dict[tuple[str, int], int] = {}
+
+    def launch(self, key: tuple[str, int], step: Step) -> None:
+        """After all that torch has begun on the device; returns when it has ended."""
+        if key not in self._handles and not self._fails:
+            try:
+                with _capturing(self._recorder):
+                    self._recorder.warm_up([(step, self._device)])
+                    self._handles[key] = self._recorder.record(step, _HIGH, -1, self._device)
+                    self._lanes.upload(self._handles[key], -1)
+            except CaptureFailed as error:
+                self._fails, self._handles = True, {}
+                _LOG.warning("ppsd-rt: passes over several texts cannot be captured (%s): kernels go one by one", error)
+        if self._fails:
+            step()
+            return
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        self._lanes.timeline([(-1, self._handles[key])])
+
+    def forget(self) -> None:
+        """The memory of their kernels is elsewhere now."""
+        self._recorder.close()
+        self._handles = {}
 
 
 @contextmanager

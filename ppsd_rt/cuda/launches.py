@@ -13,7 +13,8 @@ from ..triton_kernels.heads import heads
 from ..triton_kernels.linear import linear
 from ..triton_kernels.qkv import qkv
 from ..triton_kernels.swiglu import swiglu
-from .buffers import Site, Work
+from ..triton_kernels.texts import Texts
+from .buffers import Cache, Site, Work
 from .weights import DeviceWeights, Layer
 
 
@@ -25,35 +26,43 @@ def decoder_layer(
     out: Tensor,
     words: Tensor,
     work: Work,
-    site: Site,
+    site: Cache,
     last: Tensor | None = None,
     *,
     rows: Tensor | None = None,
     siblings: Tensor | None = None,
+    texts: Texts | None = None,
     pdl: bool,
 ) -> Tensor:
     """x -> out, and from there, after the MLP, to `last` where that is not the same. number: of its KV cache.
 
     rows: x as a layer of the same pass has left it, rounded, in work.rounded; None: x has come from elsewhere. The
     layer leaves its own result there, too. siblings: of the pass, if there may be any (triton_kernels/siblings.py).
+    texts: rows of several texts (triton_kernels/texts.py).
     """
     rows = x if rows is None else rows
     keys, values, eps = site.keys[number], site.values[number], weights.config.rms_norm_eps
     qkv(
         rows, layer.norm, eps, layer.qkv, layer.qkv_bias, site.cosines, site.sines, work.queries, keys, values, words,
-        kv=layer.kv, norms=layer.norms, rotary=layer.attention.rotary, siblings=siblings, pdl=pdl,
+        kv=layer.kv, norms=layer.norms, rotary=layer.attention.rotary, siblings=siblings, texts=texts, pdl=pdl,
     )  # fmt: skip
     mixed, window = work.mixed.view_as(work.queries), layer.attention.window
-    attention(work.queries, keys, values, work.partials, mixed, words, window=window, siblings=siblings, pdl=pdl)
+    attention(
+        work.queries, keys, values, work.partials, mixed, words,
+        window=window, siblings=siblings, texts=texts, pdl=pdl,
+    )  # fmt: skip
     linear(
         work.mixed, layer.out, out, words,
-        bias=layer.out_bias, residual=x, rounded=work.rounded, partial=work.sums, pdl=pdl,
+        bias=layer.out_bias, residual=x, rounded=work.rounded, partial=work.sums, texts=texts, pdl=pdl,
     )  # fmt: skip
     if layer.gate_up is None or layer.down is None or layer.post_norm is None:
         return out
-    swiglu(work.rounded, layer.post_norm, eps, layer.gate_up, work.inner, words, pdl=pdl)
+    swiglu(work.rounded, layer.post_norm, eps, layer.gate_up, work.inner, words, texts=texts, pdl=pdl)
     last = out if last is None else last
-    linear(work.inner, layer.down, last, words, residual=out, rounded=work.rounded, partial=work.sums, pdl=pdl)
+    linear(
+        work.inner, layer.down, last, words,
+        residual=out, rounded=work.rounded, partial=work.sums, texts=texts, pdl=pdl,
+    )  # fmt: skip
     return last
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..triton_kernels.prompt_attention import prompt_attention
 from ..triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from . import devices
-from .buffers import Buffers, Site
+from .buffers import Buffers, Cache, Site
 from .weights import DeviceWeights, Layer
 
 ROWS = 1024  # at a time: what stands between the layers takes little memory
@@ -37,8 +37,11 @@ class PromptPass:
 
     def _rows(self, start: int, end: int) -> None:
         b, weights = self.buffers, self.weights
-        self._layers[b.device].early(start, end, weights.exit_layer)
         x, at = b.exit_hidden[start:end], b.device
+        x.copy_(weights.embedding[b.text[start:end].long()])
+        for number, layer in enumerate(weights.layers[: weights.exit_layer]):
+            self._layers[at].layer(layer, number, x, start)
+        self._layers[at].head(x, start)
         for number in range(weights.exit_layer, len(weights.layers)):
             layers = self._layers[self._sites[number].device]
             if number == weights.exit_layer or layers.site.device != at:
@@ -51,7 +54,7 @@ class PromptPass:
 class PromptLayers:
     """A device's layers; its buffers are made for the longest pass so far."""
 
-    def __init__(self, weights: DeviceWeights, site: Site) -> None:
+    def __init__(self, weights: DeviceWeights, site: Cache) -> None:
         self.weights, self.site = weights, site
         self._between = Between(weights, 0, site.device)
 
@@ -63,28 +66,24 @@ class PromptLayers:
         """A copy of rows [rows, hidden] that may be overwritten, here."""
         return self._between.x[: len(x)].copy_(x)
 
-    def early(self, start: int, end: int, layers: int) -> None:
-        """The text's rows [start, end) through layers [0, layers) and the exit head's own."""
-        weights, site = self.weights, self.site
-        exits = site.exit_hidden[start:end]
-        exits.copy_(weights.embedding[site.text[start:end].long()])
-        for number, layer in enumerate(weights.layers[:layers]):
-            self.layer(layer, number, exits, start)
-        heads, x = weights.head.layers if weights.head else (), exits
+    def head(self, x: Tensor, start: int, pages: Tensor | None = None) -> None:
+        """x [rows, hidden] at positions start.. through the exit head's own layers; x stays."""
+        weights = self.weights
+        heads = weights.head.layers if weights.head else ()
         for number, layer in enumerate(heads, len(weights.layers)):
             if number < len(weights.layers) + len(heads) - 1:
                 x = self.taken(x)
-                self.layer(layer, number, x, start)
+                self.layer(layer, number, x, start, pages)
             else:  # what the rows become after the last one is asked of new rows only
-                with devices.on(site.device):
-                    self._qkv(layer, number, x, start)
+                with devices.on(self.site.device):
+                    self._qkv(layer, number, x, start, pages)
 
-    def layer(self, layer: Layer, number: int, x: Tensor, start: int) -> None:
-        """x [rows, hidden] at positions start.. -> x"""
+    def layer(self, layer: Layer, number: int, x: Tensor, start: int, pages: Tensor | None = None) -> None:
+        """x [rows, hidden] at positions start.. -> x. pages: the text's (triton_kernels/texts.py)."""
         with devices.on(self.site.device):
-            self._layer(layer, number, x, start)
+            self._layer(layer, number, x, start, pages)
 
-    def _qkv(self, layer: Layer, number: int, x: Tensor, start: int) -> Tensor:
+    def _qkv(self, layer: Layer, number: int, x: Tensor, start: int, pages: Tensor | None = None) -> Tensor:
         """-> queries [rows, heads, head_dim]."""
         site, config, between = self.site, self.weights.config, self._between
         normed = between.normed[: len(x)]
@@ -94,15 +93,16 @@ class PromptLayers:
         prompt_qkv(
             normed, layer.qkv, layer.qkv_bias, site.cosines, site.sines, queries, keys, values, start,
             kv=layer.kv, norms=layer.norms, eps=config.rms_norm_eps, rotary=layer.attention.rotary,
+            pages=pages,
         )  # fmt: skip
         return queries
 
-    def _layer(self, layer: Layer, number: int, x: Tensor, start: int) -> None:
+    def _layer(self, layer: Layer, number: int, x: Tensor, start: int, pages: Tensor | None) -> None:
         site, between, rows = self.site, self._between, len(x)
         normed, mixed, inner = between.normed[:rows], between.mixed[:rows], between.inner[:rows]
-        queries = self._qkv(layer, number, x, start)
+        queries = self._qkv(layer, number, x, start, pages)
         keys, values, window = site.keys[number], site.values[number], layer.attention.window
-        prompt_attention(queries, keys, values, mixed.view_as(queries), start, window)
+        prompt_attention(queries, keys, values, mixed.view_as(queries), start, window, pages)
         prompt_linear(mixed, layer.out, x, bias=layer.out_bias, residual=x)
         assert layer.post_norm is not None
         assert layer.gate_up is not None

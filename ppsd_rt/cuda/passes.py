@@ -1,0 +1,335 @@
+"""Passes on a GPU: what the loop of csrc/decoding/loop.cpp asks of a backend, by the fused kernels.
+
+Rows of several texts go through the layers together, up to 64 at a time in tiles of 16 (triton_kernels/texts.py), with
+keys and values in the loop's pages. Rows of a prompt go through the kernels of prompts, all other rows through those of
+decoding, whatever the company: so a row has the bits that it has alone, and that stages.py gives it.
+
+Each step, a stack of layers or an LM head for so many tiles, is captured when it first runs, where that can be.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..cpu.formats import rotary_of
+from ..models.head_file import DISTANCES
+from ..models.rope import Rope
+from ..models.text_ids import MOST
+from ..triton_kernels.heads import Scratch, heads, inverse_of
+from ..triton_kernels.linear import Weight, linear, normalise_twin, tiling
+from ..triton_kernels.state import MAX_ROWS, ROWS, WORDS
+from ..triton_kernels.texts import INVERSE, MOST_ROWS, MOST_TILES, PAGE, POSITION, SEAT, SEED, TABLE, TEXT_WORDS, Texts
+from . import devices
+from .buffers import Work
+from .graphs import StepGraphs
+from .launches import decoder_layer
+from .prompt import PromptLayers
+from .stages import DeviceStages
+from .weights import DeviceWeights
+
+Floats = npt.NDArray[np.float32]  # [rows, hidden]
+Where = tuple[int, int, Sequence[int], int]  # as in reference/passes.py: first position, rows, pages, rows of a prompt
+Cancelled = Callable[[], bool] | None
+
+TILES = (1, 2, MOST_TILES)  # of a launch: a captured graph each
+
+
+class Void(Exception):
+    """What is being computed is wanted no more."""
+
+
+class Row(NamedTuple):
+    """Of a launch. index: among the rows that were given. seat: of its key and value. pages: of its text."""
+
+    index: int
+    position: int
+    seat: int = 0
+    pages: Sequence[int] = ()
+    seed: int = 0
+    temperature: float = 0.0
+
+
+class LmHead:
+    """The model's or an exit head's, for up to 64 rows."""
+
+    def __init__(self, name: str, norm: Tensor, weight: Weight) -> None:
+        device, self.name, self.norm, self.weight = norm.device, name, norm, weight
+        self.scratch = Scratch(weight, MOST_TILES)
+        self.logits = torch.zeros(MOST_ROWS, weight.outputs, device=device)
+        self.choices = torch.zeros(MOST_ROWS, dtype=torch.int32, device=device)
+        self.chances = torch.zeros(MOST_ROWS, device=device)
+
+
+class CudaPasses:
+    """What csrc/bindings/passes.cpp asks: as TorchPasses (reference/passes.py), all layers being on one device.
+
+    pages: of the KV cache; there is one more, where siblings' keys and values lie. graphs: None launches the kernels one
+    by one.
+    """
+
+    decoded_rows_differ = chooses = True
+
+    def __init__(
+        self, weights: DeviceWeights, pages: int = 0, *, pdl: bool = False, graphs: StepGraphs | None = None
+    ) -> None:
+        config, head, self.device = weights.config, weights.head, weights.device
+        self.weights, self._pdl, self._graphs = weights, pdl, graphs
+        own = head.layers if head else ()
+        every = list(enumerate([*weights.layers, *own]))
+        bounds = 0, weights.exit_layer, len(weights.layers), len(every)
+        self._stacks = dict(zip(("early", "late", "own"), (every[low:high] for low, high in pairwise(bounds)), strict=True))
+        shape = 2, len(every), config.num_key_value_heads, (pages + 1) * PAGE, config.head_dim
+        self._cache, self._spare = torch.zeros(shape, dtype=weights.dtype, device=self.device), pages * PAGE
+        self.keys, self.values = (list(cache) for cache in self._cache)  # by layer
+        self._prompt = PromptLayers(weights, self)
+        self._work = Work(weights, [layer for _, layer in every], None, self.device, MOST_TILES)
+        self._x = torch.zeros(MOST_ROWS, config.hidden_size, device=self.device)
+        self._lm_head = LmHead("LM head", weights.norm, weights.lm_head)
+        self._draft_head = LmHead("exit head", head.norm, head.lm_head) if head else None
+        self._heard: dict[int, Weight] = {}  # matrices of a feedback head, by distance
+        self._last: Floats = np.zeros((0, config.hidden_size), np.float32)  # of the last pass, after the late layers
+        self.reserve(PAGE, 0)
+        # What the loop must know, see facts_of() there.
+        self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
+        self.taps: list[int] = []
+        self.drafts, self.lags, self.hears = head is not None, bool(own), weights.hears
+        listed = head.draft_ids[:-MOST] if head is not None and head.draft_ids is not None else None
+        self.draft_ids: list[int] = [] if listed is None else listed.tolist()
+        self.follows = bool(self.draft_ids)
+        self.rotary = rotary_of(config)
+        self.draft_share = weights.draft_bytes / weights.bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Of the KV cache, for PAGE positions."""
+        return self._cache[:, :, :, :PAGE].numel() * self._cache.itemsize
+
+    def reserve(self, rows: int, rotated_as: int) -> None:
+        """The longest text: tables of rotations, and room for what a launch must know of its rows."""
+        rope = Rope(self.weights.config, rows, self.device)
+        self.cosines, self.sines = rope.cos, rope.sin
+        sizes = MOST_TILES * WORDS, MOST_ROWS * TEXT_WORDS, MOST_ROWS * -(-rows // PAGE)
+        self._told = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        self._known = self._told.to(self.device)
+        words, places, self._tables = self._known.split(sizes)
+        self._words, self._places = words.view(MOST_TILES, WORDS), places.view(MOST_ROWS, TEXT_WORDS)
+        if self._graphs is not None:
+            self._graphs.forget()
+
+    def change(self, wiped: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
+        """Pages that become others' copies (from, to). Wiped ones stay: no kernel looks behind a text's own rows."""
+        pages = self._cache.unflatten(3, (-1, PAGE))
+        for origin, page in copies:
+            pages[:, :, :, page] = pages[:, :, :, origin]
+
+    def adopt(self, position: int, page: int, late: bool) -> None:
+        """Of the two rows at `position`, the sibling's now is the text's. late: in the late layers too."""
+        cache = self._cache[:, : len(self.weights.layers) if late else self.weights.exit_layer]
+        cache[:, :, :, page * PAGE + position % PAGE] = cache[:, :, :, self._spare + position % PAGE]
+
+    def take_over(self, stages: DeviceStages, length: int, pages: Sequence[int]) -> None:
+        """Rows [0, length) of a text that has been alone, into pages: keys and values of all layers."""
+        seats = torch.tensor(_seats(range(length), pages), device=self.device)
+        site = stages.buffers
+        for mine, theirs in zip([*self.keys, *self.values], [*site.keys, *site.values], strict=True):
+            mine[:, seats] = theirs[:, :length]
+
+    def embed(self, ids: Sequence[int]) -> Floats:
+        return _array(self.weights.embedding[torch.tensor(ids, device=self.device)].float())
+
+    def early(self, texts: Sequence[Where], x: Floats, siblings: Sequence[int], cancelled: Cancelled) -> Floats | None:
+        """Layers [0, E). None: cancelled on the way."""
+        try:
+            return self._through("early", x, texts, siblings, cancelled)
+        except Void:
+            return None
+
+    def late(
+        self, texts: Sequence[Where], x: Floats, siblings: Sequence[int], cancelled: Cancelled
+    ) -> tuple[Floats, Floats | None] | None:
+        """Layers [E, L) -> the rows, and what they are at the taps. None: cancelled on the way."""
+        try:
+            self._last = self._through("late", x, texts, siblings, cancelled)
+        except Void:
+            return None
+        return self._last, None
+
+    def logits(self, rows: Sequence[tuple[int, int]]) -> Floats:
+        """Of rows of the last `late`, and their positions -> [rows, vocabulary]."""
+        return self._chosen(self._lm_head, self._last, [Row(*row) for row in rows])[0]
+
+    def choose(self, rows: Sequence[tuple[int, int, int, float]]) -> list[int]:
+        """Of rows of the last `late`, the position of the token to choose, seed and temperature (0: greedy) -> ids; -1
+        where a logit is no number."""
+        chosen = [Row(row, position, seed=seed, temperature=heat) for row, position, seed, heat in rows]
+        return self._chosen(self._lm_head, self._last, chosen)[1]
+
+    def draw(
+        self, draws: Sequence[tuple[Where, Floats, int, Floats, Sequence[int]]], cancelled: Cancelled
+    ) -> list[Floats] | None:
+        """As in reference/passes.py: -> logits [draft vocabulary] after each text's last row, then of its own ids."""
+        head, weights = self.weights.head, self.weights
+        assert head is not None
+        assert self._draft_head is not None
+        ends = np.cumsum([len(exits) for _, exits, *_ in draws]) - 1
+        x = np.concatenate([exits for _, exits, *_ in draws])
+        self._hear(x, ends, [(distance, heard) for _, _, distance, heard, _ in draws])
+        try:
+            x = self._through("own", x, [text for text, *_ in draws], (), cancelled)[ends]
+        except Void:
+            return None
+        logits = self._chosen(self._draft_head, x, [Row(number, 0) for number in range(len(x))])[0]
+        own = [ids for *_, ids in draws]
+        if not any(own):
+            return list(logits[:, : len(self.draft_ids) or None])
+        whose = np.repeat(np.arange(len(x)), [len(ids) for ids in own])
+        rows = weights.lm_head.rows(torch.tensor([id for ids in own for id in ids], device=self.device)).wide()
+        normed = normalise_twin(torch.from_numpy(x).to(self.device), head.norm, weights.config.rms_norm_eps)
+        scores = np.split(_array((rows * normed[whose]).sum(-1)), np.cumsum([len(ids) for ids in own])[:-1])
+        return [np.concatenate((row[: len(self.draft_ids)], more)) for row, more in zip(logits, scores, strict=True)]
+
+    def catch_up(self, text: Where, x: Floats) -> None:
+        """Exit hidden states of a text's rows through the head's own layers."""
+        self._through("own", x, [text], (), None)
+
+    # -- rows through layers -------------------------------------------------------------------------------------------
+
+    def _through(
+        self, name: str, x: Floats, texts: Sequence[Where], siblings: Sequence[int], cancelled: Cancelled
+    ) -> Floats:
+        """The rows x [rows and siblings, hidden] of these texts -> what they become. Raises Void between launches.
+
+        siblings: positions of an only text, whose rows do not see them.
+        """
+        if not self._stacks[name]:
+            return x
+        out, rows, first = np.array(x), list[Row](), 0
+        for start, count, pages, prompt in texts:
+            if prompt:
+                out[first : first + prompt] = self._prompt_rows(name, x[first : first + prompt], start, pages, cancelled)
+            positions = range(start + prompt, start + count)
+            seats = enumerate(_seats(positions, pages), first + prompt)
+            rows += [Row(row, at, seat, pages) for at, (row, seat) in zip(positions, seats, strict=True)]
+            first += count
+        rows += [Row(row, at, self._spare + at % PAGE, texts[0][2]) for row, at in enumerate(siblings, first)]
+        for some in _batches(rows):
+            _go_on(cancelled)
+            index = [row.index for row in some]
+            self._launch(name, partial(self._layers, name), x[index], some)
+            out[index] = _array(self._work.x[: len(some)])
+        return out
+
+    def _prompt_rows(
+        self, name: str, rows: Floats, start: int, pages: Sequence[int], cancelled: Cancelled
+    ) -> npt.NDArray[np.float32]:
+        """Many at a time. What they become after the head's own layers is asked of no prompt's row, and is not told."""
+        table = torch.tensor(pages, dtype=torch.int32, device=self.device)
+        x = torch.from_numpy(rows).to(self.device, copy=True)
+        self._prompt.reserve(len(x))
+        if name == "own":
+            self._prompt.head(x, start, table)
+            return rows
+        for number, layer in self._stacks[name]:
+            _go_on(cancelled)
+            self._prompt.layer(layer, number, x, start, table)
+        return _array(x)
+
+    def _chosen(self, head: LmHead, x: Floats, rows: Sequence[Row]) -> tuple[Floats, list[int]]:
+        """Logits [rows, outputs], and what each row's seed and temperature choose of them."""
+        logits, ids = list[Floats](), list[int]()
+        for some in _batches(rows):
+            self._launch(head.name, partial(self._head, head), x[[row.index for row in some]], some)
+            logits.append(np.array(_array(head.logits[: len(some)])))
+            ids += head.choices[: len(some)].tolist()
+        return np.concatenate(logits), ids
+
+    def _hear(self, x: Floats, ends: Sequence[int], heard: Sequence[tuple[int, Floats]]) -> None:
+        """What a feedback head adds to the last row of each text, by the distance of the newest verified one."""
+        for distance in range(1, DISTANCES + 1) if self.hears else ():
+            whose = [number for number, (away, _) in enumerate(heard) if away == distance]
+            if whose:
+                rows = [Row(number, 0) for number in range(len(whose))]
+                states = np.concatenate([heard[number][1] for number in whose])
+                self._launch(f"feedback {distance}", partial(self._feedback, distance), states, rows)
+                x[[ends[number] for number in whose]] += _array(self._work.x[: len(whose)])
+
+    # -- what is captured ----------------------------------------------------------------------------------------------
+
+    def _layers(self, name: str, texts: Texts) -> None:
+        work, x, rows = self._work.first(texts.tiles), self._x[: MAX_ROWS * texts.tiles], None
+        for number, layer in self._stacks[name]:
+            x = decoder_layer(
+                self.weights, layer, number, x, work.x, self._words, work, self, rows=rows, texts=texts, pdl=self._pdl
+            )
+            rows = work.rounded
+
+    def _head(self, head: LmHead, texts: Texts) -> None:
+        heads(
+            self._x[: MAX_ROWS * texts.tiles], head.norm, self.weights.config.rms_norm_eps, head.weight, self._words,
+            head.scratch, head.choices, head.chances, self._words, logits=head.logits, texts=texts, pdl=self._pdl,
+        )  # fmt: skip
+
+    def _feedback(self, distance: int, texts: Texts) -> None:
+        head, size, rows = self.weights.head, self.hidden_size, slice(MAX_ROWS * texts.tiles)
+        assert head is not None
+        assert head.feedback is not None
+        its = torch.arange((distance - 1) * size, distance * size, device=self.device)
+        matrix = self._heard.setdefault(distance, head.feedback.rows(its))
+        linear(
+            self._x[rows], matrix, self._work.x[rows], self._words, norm=head.feedback_norm,
+            eps=self.weights.config.rms_norm_eps, cut=tiling(matrix)._replace(splits=1), texts=texts, pdl=self._pdl,
+        )  # fmt: skip
+
+    def _launch(self, name: str, step: Callable[[Texts], None], x: Floats, rows: Sequence[Row]) -> None:
+        """The step for x [rows, hidden], which it finds in self._x."""
+        tiles = next(size for size in TILES if len(rows) <= MAX_ROWS * size)
+        self._x[: len(x)] = torch.from_numpy(x)
+        self._place(rows)
+        run = partial(step, Texts(tiles, self._places[: MAX_ROWS * tiles], self._tables))
+        with devices.on(self.device):
+            if self._graphs is None:
+                run()
+            else:
+                self._graphs.launch((name, tiles), run)
+
+    def _place(self, rows: Sequence[Row]) -> None:
+        """Tell the device of the rows of a launch."""
+        begins, tables, places = dict[int, int](), list[int](), list[list[int]]()
+        for row in rows:
+            if id(row.pages) not in begins:
+                begins[id(row.pages)] = len(tables)
+                tables += row.pages
+            place = [0] * TEXT_WORDS
+            place[POSITION], place[SEAT], place[TABLE] = row.position, row.seat, begins[id(row.pages)]
+            place[SEED], place[SEED + 1] = row.seed & 0xFFFFFFFF, row.seed >> 32
+            place[INVERSE] = int(np.float32(inverse_of(row.temperature)).view(np.uint32))
+            places.append(place)
+        words = np.zeros((MOST_TILES, WORDS), np.uint32)
+        words[:, ROWS] = np.clip(len(rows) - MAX_ROWS * np.arange(MOST_TILES), 0, MAX_ROWS)
+        places += [[0] * TEXT_WORDS] * (MOST_ROWS - len(rows))
+        told = np.concatenate((words.ravel(), np.array(places, np.uint32).ravel(), np.array(tables, np.uint32)))
+        self._told[: len(told)] = torch.from_numpy(told.view(np.int32))
+        self._known[: len(told)] = self._told[: len(told)]
+
+
+def _batches(rows: Sequence[Row]) -> list[Sequence[Row]]:
+    return [rows[first : first + MOST_ROWS] for first in range(0, len(rows), MOST_ROWS)]
+
+
+def _go_on(cancelled: Cancelled) -> None:
+    if cancelled is not None and cancelled():
+        raise Void
+
+
+def _seats(positions: Sequence[int], pages: Sequence[int]) -> list[int]:
+    return [pages[position // PAGE] * PAGE + position % PAGE for position in positions]
+
+
+def _array(x: Tensor) -> Floats:
+    return x.cpu().numpy()
