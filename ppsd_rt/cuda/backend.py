@@ -49,7 +49,7 @@ from . import calibrate, errors
 from .buffers import needed_bytes
 from .devices import synchronise
 from .eager import EagerCarrier
-from .graphs import CaptureFailed, Recorder, StageGraphs
+from .graphs import CaptureFailed, Recorder, StageGraphs, StepGraphs
 from .logits import logits_of
 from .passes import PAGE, CudaPasses
 from .placement import Measured, Placement, best_sizes, given_sizes, measure
@@ -64,8 +64,6 @@ LEAST_CAPACITY = 1024  # positions that buffers are made for
 class CudaBackend:
     name = "cuda"
     copies = siblings = True
-    extras = EXTRAS
-    concurrency = MOST_ANSWERS
     threads = 1  # that launches
 
     def __init__(
@@ -123,8 +121,26 @@ class CudaBackend:
         hears_of_forks(self)
 
     @property
+    def concurrency(self) -> int:
+        """The loop's passes run on one device: over several there is one answer, in their captured stages."""
+        return 1 if len(self._devices()) > 1 else MOST_ANSWERS
+
+    @property
+    def extras(self) -> frozenset[str]:
+        return frozenset() if len(self._devices()) > 1 else EXTRAS
+
+    @property
+    def _page_bytes(self) -> int:
+        layers = [*self._weights.layers, *(self._weights.head.layers if self._weights.head else ())]
+        config = self._config
+        row = 2 * config.num_key_value_heads * config.head_dim * self._weights.dtype.itemsize
+        return PAGE * row * len(layers)
+
+    @property
     def longest(self) -> int:
-        return min(PAGE * self._pages, 1 << 15)  # of an answer alone, memory for all of its text is taken when it begins
+        return min(
+            PAGE * self._pages, 1 << 15
+        )  # of an answer alone, memory for all of its text is taken when it begins
 
     @property
     def device(self) -> str:
@@ -161,7 +177,7 @@ class CudaBackend:
                 self._weights = self._base
                 self._placement, self._base = placement, self._base.placed(placement.places)
             self._weights = self._base.with_head(file)
-        self._pages = min(self._kv_memory // self._passes().page_bytes, 1 << 24)
+        self._pages = max(self._kv_memory // self._page_bytes, 1)
         self._draft_vocabulary = draft_vocabulary
         self._costs: _native.Costs | None = None
         self._planners = PlannerPool()
@@ -178,7 +194,7 @@ class CudaBackend:
                     said += event.committed
                     seconds = event.seconds or 0.0
                 yield event
-            if cancellation.asked or said and (len(prompt) + len(said) >= limits.end or said[-1] in limits.stop_ids):
+            if cancellation.asked or (said and (len(prompt) + len(said) >= limits.end or said[-1] in limits.stop_ids)):
                 return
             if not answer.handed_over:
                 raise PpsdError(ENDED)
@@ -201,8 +217,10 @@ class CudaBackend:
         prompt, params, schedule, limits, options, _ = asked
         with self._starting:
             self._check()
-            plain = params.temperature == 0 or (params.top_k == 0 and params.top_p == 1 and params.min_p == 0)
-            if self._answer or self._beside or not plain or params.looks_back or params.extras() or limits.own:
+            if self.concurrency == 1:
+                if self._answer:
+                    raise PpsdError("several GPUs decode one answer at a time, and one is in progress: end it, or wait")
+            elif self._answer or self._beside or limits.own or not params.plain:
                 return None
             with self._failing():
                 schedule = self._possible(schedule, params, options.oracle)
@@ -225,8 +243,10 @@ class CudaBackend:
         """Nothing works on the answer that is alone when this returns; it goes on in the loop."""
         self._check()
         answer, self._answer = self._answer, None
-        if answer is not None:
+        if answer is not None and self.concurrency > 1:
             answer.hand_over()
+        elif answer is not None:
+            answer.close()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -242,10 +262,10 @@ class CudaBackend:
             raise PpsdError(f"the GPU, or what was compiled for it, failed: {lines[0]}") from None
 
     def _make_loop(self) -> _native.Loop:
-        return _native.Loop.of_passes(self._passes(), self._pages, MOST_ANSWERS, PROMPT_ROWS)
-
-    def _passes(self) -> CudaPasses:
-        return CudaPasses(self._weights)
+        pages, graphs = self._pages, None if self._eager else StepGraphs(self._device, Recorder())
+        with self._out_of_memory(f"{pages} pages of KV caches", {self._device: pages * self._page_bytes}):
+            passes = CudaPasses(self._weights, pages, pdl=self._pdl, graphs=graphs)
+        return _native.Loop.of_passes(passes, pages, MOST_ANSWERS, PROMPT_ROWS)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self._config.vocab_size)

@@ -106,6 +106,12 @@ class SamplingParams:
         penalties = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         return penalties or self.grammar is not None
 
+    @property
+    def plain(self) -> bool:
+        """Are temperature and seed all that matters?"""
+        filters = self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+        return not (filters or self.looks_back or self.extras())
+
     def extras(self) -> list[str]:
         """The names of the fields that are set and that not every backend does."""
         return [field.name for field in fields(self) if field.name in EXTRAS and self._is_set(field.name)]

@@ -18,6 +18,7 @@ from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
+from ppsd_rt.find_head import find_head
 from ppsd_rt.generation import Committed
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Drafted
@@ -120,7 +121,7 @@ def verified_rows(engine):
     ("schedule", "params"),
     [
         slow("eesd:length=3,stop_rule=fixed", replace(SHORTER, temperature=0.9, seed=19)),
-        slow("eesd:length=3,stop_rule=fixed", replace(LONG, temperature=1.0, top_k=5, seed=6)),
+        slow("eesd:length=3,stop_rule=fixed", replace(LONG, temperature=1.0, seed=6)),
         slow("eesd:length=4,stop_rule=survival=0.001,lookup=3", SHORTER),
         slow("eesd:first_chunk=0,max_chunk=2,lookahead=9,stop_rule=fixed", SHORTER),
     ],
@@ -210,12 +211,31 @@ def test_stop_ids_end_the_answer(engine, plain):
     assert completion.finish_reason == "stop"
 
 
-def test_another_answer_ends_the_one_before(engine, plain):
-    first = engine.generate(PROMPT, GREEDY, "eesd")
+@pytest.mark.parametrize("schedule", ["eesd:length=2,stop_rule=fixed", slow("elastic"), slow("plain")])
+def test_an_answer_begins_alone_and_goes_on_in_company(engine, plain, schedule):
+    """Its captured stages end at a committed token; prompt's and decoded rows are run again as what they were."""
+    penalised = replace(GREEDY, max_tokens=4, repetition_penalty=1.3, logprobs=1)
+    expected = engine.generate(PROMPT[1:], penalised, "plain").run()
+    first = engine.generate(PROMPT, SAMPLED, schedule)
+    tokens = iter(first)
+    said = [next(tokens).id, next(tokens).id]
+    assert engine.backend._answer is not None
+    others = [engine.generate(PROMPT, GREEDY, schedule), engine.generate(PROMPT[1:], penalised, schedule)]
+    begun = [next(iter(other)).id for other in others]
+    assert engine.backend._answer is None and len(engine.backend._beside) == 2
+    assert (*said, *(token.id for token in tokens)) == first.completion.ids == plain[SAMPLED]
+    assert [other.run().ids for other in others] == [plain[GREEDY], expected.ids]
+    assert begun == [plain[GREEDY][0], expected.ids[0]]
+    assert [each.top[0][0] for each in others[1].completion.logprobs] == [e.top[0][0] for e in expected.logprobs]
+    assert not engine.backend._beside
+
+
+def test_what_needs_the_engine_ends_an_answer_that_is_alone(engine):
+    first = engine.generate(PROMPT, GREEDY, "plain")
     tokens = iter(first)
     next(tokens)
-    assert engine.generate(PROMPT, replace(GREEDY, max_tokens=2), "plain").run().ids == plain[GREEDY][:2]
-    with pytest.raises(PpsdError, match="another one has begun"):
+    engine.backend.use_head(find_head("norm:1", engine.checkpoint))
+    with pytest.raises(PpsdError, match="this generation was ended"):
         list(tokens)
 
 
