@@ -81,7 +81,7 @@ class Engine:
         device: also `cuda:0,cuda:1`: some layers on each; `stages` then says how many (1: as is best, as measured).
         kv_dtype: what the cpu backend keeps keys and values as: float32, bfloat16 or int8 (auto: as the weights are, of
         int4 as int8; bfloat16 where head_dim is no multiple of 32). It is part of the format: it may change answers.
-        kv_memory: bytes that cpu and torch keep them in, of all answers, or a text such as `4G`; None: half of what the
+        kv_memory: bytes that they are kept in, of all answers, or a text such as `4G`; None: half of what the
         machine has to spare. Where it is full, answers wait for each other.
         learn: a folder where ids of prompts and answers are kept, and from which a better head is learned while nothing
         is asked; on the cpu backend. None: nothing is kept.
