@@ -175,43 +175,6 @@ class DeviceWeights:
         norm = loaders[-1].plain("model.norm.weight")
         return cls(config, format, layers, embedding, norm, lm_head, places=tuple(places))
 
-    @classmethod
-    def part(
-        cls,
-        checkpoint: Checkpoint,
-        format: str,
-        device: torch.device,
-        layers: tuple[int, int],
-        *,
-        embeds: bool,
-        chooses: bool,
-    ) -> "DeviceWeights":
-        """Layers [first, last) alone, as if there were no others; what is elsewhere has no rows.
-
-        embeds: and the embedding. chooses: and the final norm and the LM head.
-        """
-        _check(checkpoint.config, format)
-        config = replace(checkpoint.config, num_hidden_layers=layers[1] - layers[0])
-        stored = FourBits(checkpoint) if format == "int4" else None
-        loader = _Loader(_mapped(checkpoint.tensors), format, device, stored)
-        importance = _importance(checkpoint, format)
-        stack = tuple(
-            loader.layer(f"model.layers.{i}.", config, i, importance=None if importance is None else importance[i])
-            for i in range(*layers)
-        )
-        nothing = torch.empty(0, config.hidden_size, dtype=loader.dtype, device=device)
-        tied = config.tie_word_embeddings
-        table = loader.plain("model.embed_tokens.weight") if embeds or (chooses and tied) else nothing
-        norm, lm_head = nothing, Weight(nothing)
-        if chooses:
-            norm = loader.plain("model.norm.weight")
-            lm_head = loader.lm_head(table if tied else None)
-        return cls(config, format, stack, table if embeds else nothing, norm, lm_head)
-
-    def without_lm_head(self) -> "DeviceWeights":
-        """The exit head may have one of its own."""
-        return replace(self, lm_head=Weight(self.embedding[:0]))
-
     def placed(self, places: Sequence[torch.device]) -> "DeviceWeights":
         """The same weights with each layer on its device; those that are there already stay what they are."""
         if tuple(places) == self.places:

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import wait
 
 import pytest
+from many_support import check_eight
 from support import write_model
 
 from ppsd_rt import Committed, Engine, PpsdError, RunOptions, SamplingParams, UsageError, async_generation
@@ -16,7 +17,7 @@ from ppsd_rt._native import testing
 from ppsd_rt.backend import Oracle
 from ppsd_rt.cpu import memory
 from ppsd_rt.cpu.memory import kv_memory_of, spare_memory
-from ppsd_rt.sampling.grammar import Grammar, words
+from ppsd_rt.sampling.grammar import words
 
 HANG = 60.0  # seconds after which a test is over; none is about how soon
 PROMPTS = ("one", "another one", "a third, longer one")
@@ -45,41 +46,10 @@ def in_thread(work):
     return thread
 
 
-EIGHT = (
-    {
-        "grammar": Grammar(
-            "json_schema", '{"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"]}'
-        )
-    },
-    {"repetition_penalty": 1.3, "temperature": 0.7, "seed": 2},
-    {"presence_penalty": 0.9, "frequency_penalty": 0.4, "logprobs": 2},
-    {"logprobs": 3, "temperature": 1.1, "top_k": 20, "top_p": 0.9, "seed": 4},
-    {"logit_bias": {40: 4.0}, "min_p": 0.05, "temperature": 1.0, "seed": 5},
-    {"temperature": 1.3, "seed": 6},
-    {"grammar": Grammar("regex", "[a-f]{5,30}!"), "temperature": 1.0, "seed": 7, "logprobs": 0},
-    {},
-)
-
-
 @pytest.mark.parametrize("schedule", ["eesd:stop_rule=fixed,length=3", "auto"])
 def test_each_of_eight_is_what_it_is_alone(engine, schedule):
-    """With schemas, penalties, log-probabilities, and one that is cancelled in the middle; plain decoding's tokens."""
     pytest.importorskip("llguidance")
-    asked = [SamplingParams(**{"max_tokens": 30, **options}) for options in EIGHT]
-    prompts = ["the same beginning, " * 4 + "and more"[:number] for number in range(8)]
-    alone = [engine.generate(prompt, each, "plain").run() for prompt, each in zip(prompts, asked, strict=True)]
-    together = [engine.generate(prompt, each, schedule) for prompt, each in zip(prompts, asked, strict=True)]
-    streams = [generation.events() for generation in together]
-    for place in range(40):
-        for number, stream in enumerate(streams):
-            next(stream, None)
-            if (place, number) == (2, 7):
-                together[7].cancel()
-    for generation, expected in zip(together[:7], alone[:7], strict=True):
-        found = generation.run()
-        assert (found.ids, found.text, found.logprobs) == (expected.ids, expected.text, expected.logprobs)
-    assert together[7].completion.finish_reason == "cancelled"
-    assert together[7].completion.ids == alone[7].ids[: len(together[7].completion.ids)]
+    check_eight(engine, schedule)
 
 
 # -- threads -------------------------------------------------------------------------------------------------------

@@ -167,7 +167,27 @@ def devices(folder):
         result[name] = answer(engine, schedule, trace=schedule == "ppsd", params=params)
         result[name]["devices"] = len(guard.launches)
         engine.backend._drop_stages()
+    first = engine.generate(PROMPT, greedy, "plain")
+    next(iter(first))
+    try:
+        engine.generate(PROMPT, greedy, "plain").run()
+    except PpsdError as error:
+        result["another"] = str(error)
     return result
+
+
+def company(folder):
+    """An answer that begins alone, in captured stages, and one that comes when it has said a token."""
+    engine, prompts = engine_of(folder), (PROMPT, PROMPT[::-1])
+    expected = [engine.generate(prompt, PARAMS, "plain").run().ids for prompt in prompts]
+    first, second = (engine.generate(prompt, PARAMS, "elastic") for prompt in prompts)
+    tokens = iter(first)
+    said = [next(tokens).id]
+    session = engine.backend._answer is not None and engine.backend._answer._session is not None
+    ids = second.run().ids
+    said += [token.id for token in tokens]
+    fake.fake_cuda_clear_log()
+    return {"expected": expected, "found": [said, ids], "session": session, "misuse": fake.fake_cuda_misuse().decode()}
 
 
 def loss(folder):

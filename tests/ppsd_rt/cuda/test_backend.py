@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernel_support  # noqa: F401  (how the interpreter adds up)
 import numpy as np
+from many_support import check_eight
 from support import loud_head, slow, tiny_model, write_model
 
 from ppsd_rt._native import Costs, StageCosts
@@ -228,6 +229,12 @@ def test_an_answer_begins_alone_and_goes_on_in_company(engine, plain, schedule):
     assert begun == [plain[GREEDY][0], expected.ids[0]]
     assert [each.top[0][0] for each in others[1].completion.logprobs] == [e.top[0][0] for e in expected.logprobs]
     assert not engine.backend._beside
+
+
+@pytest.mark.slow
+def test_each_of_eight_is_what_it_is_alone(engine):
+    pytest.importorskip("llguidance")
+    check_eight(engine, "eesd:stop_rule=fixed,length=2", tokens=6)
 
 
 def test_what_needs_the_engine_ends_an_answer_that_is_alone(engine):

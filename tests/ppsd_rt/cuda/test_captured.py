@@ -77,10 +77,19 @@ def test_siblings_are_rescued_and_copies_taken(folder, fake_driver):
     assert result["fixed"]["graph launches"] < result["turns"]["graph launches"]
 
 
+def test_an_answer_begins_alone_and_goes_on_in_company(folder, fake_driver):
+    result, errors = run("company", folder, fake_driver)
+    assert errors == ""
+    assert result["session"]
+    assert result["found"] == result["expected"]
+    assert result["misuse"] == ""
+
+
 @pytest.mark.slow
 def test_stages_on_several_devices_give_the_plain_answer(three_layers, fake_driver):
     result, errors = run("devices", three_layers, fake_driver)
     assert errors == ""
+    assert result.pop("another").startswith("several GPUs decode one answer at a time")
     plain = {kind: result[f"one, {kind}"]["ids"] for kind in ("sampled", "penalised")}
     for name, answer in result.items():
         several = not name.startswith("one")
