@@ -1,18 +1,21 @@
 """Passes over several texts: each row has the bits that the stages of one answer give it."""
 
-import random
-
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from stage_support import PROMPT, VOCAB, model_of, weights_of
+from stage_support import PROMPT, VOCAB, model_of, plain_of, weights_of
 
+from ppsd_rt import _native
+from ppsd_rt.backend import Oracle
 from ppsd_rt.cuda.logits import logits_of
 from ppsd_rt.cuda.passes import PAGE, CudaPasses
 from ppsd_rt.cuda.stages import DeviceStages
+from ppsd_rt.pipeline.rounds import Limits, Round
+from ppsd_rt.pipeline.schedule import parse_schedule
+from ppsd_rt.sampling.params import SamplingParams
 
 LONG = [(7 * i * i + 3 * i) % VOCAB for i in range(PAGE + 40)]
 
@@ -74,3 +77,71 @@ def test_rows_have_the_bits_of_one_answer_alone(changes, format):
         alone = logits_of(stages, text.ids[: text.at], text.at - text.prompt).numpy()
         assert list(rows) == list(range(text.prompt, text.at))
         assert np.array_equal(np.stack(list(rows.values())), alone)
+
+
+ASKED = [
+    {},
+    {"temperature": 0.9, "seed": 2**33 + 7},
+    {"temperature": 1.3, "seed": 5},
+    {"temperature": 1.5, "top_k": 40, "top_p": 0.9, "seed": 12},
+    {"repetition_penalty": 1.5},
+    {"temperature": 0.7, "seed": 1, "logit_bias": {7: 2.0}, "logprobs": 2},
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "draft_ids"), [("norm", None), ("two-layer", None), ("layer", range(0, VOCAB, 3)), ("feedback", None)]
+)
+def test_answers_side_by_side_are_what_each_is_alone(kind, draft_ids):
+    """Some draft, some do not; two begin with the same page."""
+    model = model_of(num_hidden_layers=2)
+    weights = weights_of(model, kind, 1, None if draft_ids is None else list(draft_ids))
+    loop = _native.Loop.of_passes(CudaPasses(weights, 16), 16, 8, 16)
+    prompts = [[*PROMPT[:number], 7 + number] for number in range(3, 3 + len(ASKED))] + [LONG[: PAGE + 3], [*LONG[:PAGE], 9]]
+    streams = []
+    for number, prompt in enumerate(prompts):
+        params = SamplingParams(**ASKED[number % len(ASKED)])
+        schedule = parse_schedule("eesd:length=2,stop_rule=fixed" if number % 3 else "plain")
+        streams.append((prompt, params, loop.add(prompt, params, schedule, Limits(len(prompt) + 5))))
+    for prompt, params, stream in streams:
+        said = [token for event in stream if isinstance(event, Round) for token in event.committed]
+        assert [*prompt, *said] == plain_of(model, prompt, params, len(prompt) + 5)
+    assert loop.counts["draft_rows"] > 0
+
+
+def test_siblings_of_an_answer_alone():
+    model = model_of(num_hidden_layers=2)
+    truth = plain_of(model, PROMPT[:5], SamplingParams(), 25)
+    loop = _native.Loop.of_passes(CudaPasses(weights_of(model, "norm", 1), 4), 4, 8, 16)
+    schedule = parse_schedule("eesd:length=3,stop_rule=fixed,siblings=0.001")
+    oracle = Oracle(tuple(truth), acceptance=0.4, second=0.9, seed=3)
+    stream = loop.add(PROMPT[:5], SamplingParams(), schedule, Limits(25), oracle=oracle)
+    rounds = [event for event in stream if isinstance(event, Round)]
+    assert [*PROMPT[:5], *(token for round in rounds for token in round.committed)] == truth
+    assert sum(round.rescued for round in rounds) > 1
+
+
+def test_what_is_no_number_chooses_nothing():
+    passes = CudaPasses(weights_of(model_of(num_hidden_layers=1)), 1)
+    passes._last = np.ones((3, 32), np.float32)
+    passes._last[1, 4] = np.nan
+    ids = passes.choose([(2, 5, 1, 0.0), (1, 5, 1, 0.0), (2, 5, 2**40 + 3, 0.8)])
+    assert ids[1] == -1
+    assert ids[0] == passes.logits([(0, 4)])[0].argmax()
+    assert 0 <= ids[2] < VOCAB
+
+
+def test_an_answer_that_began_alone_goes_on_in_pages():
+    """Its next row has the bits that it would have had."""
+    weights = weights_of(model_of(num_hidden_layers=2), "layer", 1)
+    stages, passes = DeviceStages(weights, PAGE + 30), CudaPasses(weights, 3)
+    passes.reserve(2 * PAGE, 0)
+    text = [*LONG[: PAGE - 1], 4, 8, 15]
+    expected = logits_of(stages, text, 1).numpy()
+    for layer in (*stages.buffers.keys, *stages.buffers.values):
+        layer[:, len(text) - 1 :] = torch.nan  # as if it had never run the last row
+    pages = [2, 0]
+    passes.take_over(stages, len(text) - 1, pages)
+    where = [(len(text) - 1, 1, pages, 0)]
+    passes.late(where, passes.early(where, passes.embed(text[-1:]), (), None), (), None)
+    assert np.array_equal(passes.logits([(0, len(text) - 1)]), expected)
