@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..errors import PpsdError
 from .eagle3 import Eagle3Config, Eagle3File
 from .head_file import HeadInfo
-from .llama import MLP, Attend, Attention, DecoderLayer, Linear, LlamaForCausalLM, RMSNorm, from_numpy
+from .llama import MLP, Attend, Attention, DecoderLayer, Linear, RMSNorm, from_numpy
 
 
 class Eagle3Layer(nn.Module):
@@ -59,9 +59,9 @@ class Eagle3Head(nn.Module):
         self.draft_ids: Tensor | None = None
 
     @classmethod
-    def from_file(cls, file: Eagle3File, model: LlamaForCausalLM) -> "Eagle3Head":
-        """With the dtype and on the device of its model. Raises PpsdError where a weight is NaN or infinite."""
-        like = model.model.embed_tokens.weight
+    def from_file(cls, file: Eagle3File, like: Tensor) -> "Eagle3Head":
+        """like: a weight of its model, whose dtype and device it has. Raises PpsdError where a weight is NaN or
+        infinite."""
         with torch.device("meta"):
             head = cls(file.eagle, file.info, len(file.tensors["lm_head.weight"]))
         state = {name: from_numpy(tensor).to(like.device, like.dtype) for name, tensor in file.tensors.items()}

@@ -27,6 +27,7 @@ from ..triton_kernels.state import MAX_ROWS, ROWS, WORDS
 from ..triton_kernels.texts import INVERSE, MOST_ROWS, MOST_TILES, PAGE, POSITION, SEAT, SEED, TABLE, TEXT_WORDS, Texts
 from . import devices
 from .buffers import Work
+from .eagle import Eagle
 from .graphs import StepGraphs
 from .launches import decoder_layer
 from .prompt import PromptLayers
@@ -69,17 +70,23 @@ class LmHead:
 class CudaPasses:
     """What csrc/bindings/passes.cpp asks: as TorchPasses (reference/passes.py), all layers being on one device.
 
-    pages: of the KV cache; there is one more, where siblings' keys and values lie. graphs: None launches the kernels one
-    by one.
+    pages: of the KV cache; there is one more, where siblings' keys and values lie. eagle: an EAGLE-3 head, where weights
+    have no other. graphs: None launches the kernels one by one.
     """
 
     decoded_rows_differ = chooses = True
 
     def __init__(
-        self, weights: DeviceWeights, pages: int = 0, *, pdl: bool = False, graphs: StepGraphs | None = None
+        self,
+        weights: DeviceWeights,
+        pages: int = 0,
+        eagle: Eagle | None = None,
+        *,
+        pdl: bool = False,
+        graphs: StepGraphs | None = None,
     ) -> None:
         config, head, self.device = weights.config, weights.head, weights.device
-        self.weights, self._pdl, self._graphs = weights, pdl, graphs
+        self.weights, self._eagle, self._pdl, self._graphs = weights, eagle, pdl, graphs
         own = head.layers if head else ()
         every = list(enumerate([*weights.layers, *own]))
         bounds = 0, weights.exit_layer, len(weights.layers), len(every)
@@ -90,6 +97,9 @@ class CudaPasses:
         self._prompt = PromptLayers(weights, self)
         self._work = Work(weights, [layer for _, layer in every], None, self.device, MOST_TILES)
         self._x = torch.zeros(MOST_ROWS, config.hidden_size, device=self.device)
+        self.taps = list(eagle.taps) if eagle else []  # after so many layers
+        self._at_taps = {tap: torch.zeros_like(self._x) for tap in self.taps if tap > 0}  # what rows are there
+        self._tapped = np.zeros((0, len(self.taps), config.hidden_size), np.float32)  # of the last pass
         self._lm_head = LmHead("LM head", weights.norm, weights.lm_head)
         self._draft_head = LmHead("exit head", head.norm, head.lm_head) if head else None
         self._heard: dict[int, Weight] = {}  # matrices of a feedback head, by distance
@@ -97,18 +107,18 @@ class CudaPasses:
         self.reserve(PAGE, 0)
         # What the loop must know, see facts_of() there.
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
-        self.taps: list[int] = []
-        self.drafts, self.lags, self.hears = head is not None, bool(own), weights.hears
+        self.drafts, self.lags, self.hears = bool(head or eagle), bool(own), weights.hears
         listed = head.draft_ids[:-MOST] if head is not None and head.draft_ids is not None else None
-        self.draft_ids: list[int] = [] if listed is None else listed.tolist()
-        self.follows = bool(self.draft_ids)
+        self.draft_ids = eagle.draft_ids if eagle else [] if listed is None else listed.tolist()
+        self.follows = eagle.follows if eagle else bool(self.draft_ids)
         self.rotary = rotary_of(config)
-        self.draft_share = weights.draft_bytes / weights.bytes
+        self.draft_share = (eagle.bytes if eagle else weights.draft_bytes) / weights.bytes
 
     @property
     def page_bytes(self) -> int:
         """Of the KV cache, for PAGE positions."""
-        return self._cache[:, :, :, :PAGE].numel() * self._cache.itemsize
+        own = self._eagle.page_bytes if self._eagle else 0
+        return self._cache[:, :, :, :PAGE].numel() * self._cache.itemsize + own
 
     def reserve(self, rows: int, rotated_as: int) -> None:
         """The longest text: tables of rotations, and room for what a launch must know of its rows."""
@@ -121,12 +131,16 @@ class CudaPasses:
         self._words, self._places = words.view(MOST_TILES, WORDS), places.view(MOST_ROWS, TEXT_WORDS)
         if self._graphs is not None:
             self._graphs.forget()
+        if self._eagle is not None:
+            self._eagle.own.reserve(rows, rotated_as)
 
     def change(self, wiped: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
         """Pages that become others' copies (from, to). Wiped ones stay: no kernel looks behind a text's own rows."""
         pages = self._cache.unflatten(3, (-1, PAGE))
         for origin, page in copies:
             pages[:, :, :, page] = pages[:, :, :, origin]
+        if self._eagle is not None:
+            self._eagle.own.change(wiped, copies)
 
     def adopt(self, position: int, page: int, late: bool) -> None:
         """Of the two rows at `position`, the sibling's now is the text's. late: in the late layers too."""
@@ -158,7 +172,7 @@ class CudaPasses:
             self._last = self._through("late", x, texts, siblings, cancelled)
         except Void:
             return None
-        return self._last, None
+        return self._last, self._tapped if self.taps else None
 
     def logits(self, rows: Sequence[tuple[int, int]]) -> Floats:
         """Of rows of the last `late`, and their positions -> [rows, vocabulary]."""
@@ -174,9 +188,6 @@ class CudaPasses:
         self, draws: Sequence[tuple[Where, Floats, int, Floats, Sequence[int]]], cancelled: Cancelled
     ) -> list[Floats] | None:
         """As in reference/passes.py: -> logits [draft vocabulary] after each text's last row, then of its own ids."""
-        head, weights = self.weights.head, self.weights
-        assert head is not None
-        assert self._draft_head is not None
         ends = np.cumsum([len(exits) for _, exits, *_ in draws]) - 1
         x = np.concatenate([exits for _, exits, *_ in draws])
         self._hear(x, ends, [(distance, heard) for _, _, distance, heard, _ in draws])
@@ -184,15 +195,30 @@ class CudaPasses:
             x = self._through("own", x, [text for text, *_ in draws], (), cancelled)[ends]
         except Void:
             return None
-        logits = self._chosen(self._draft_head, x, [Row(number, 0) for number in range(len(x))])[0]
+        logits, normed = self._drafted(x)
         own = [ids for *_, ids in draws]
         if not any(own):
             return list(logits[:, : len(self.draft_ids) or None])
         whose = np.repeat(np.arange(len(x)), [len(ids) for ids in own])
-        rows = weights.lm_head.rows(torch.tensor([id for ids in own for id in ids], device=self.device)).wide()
-        normed = normalise_twin(torch.from_numpy(x).to(self.device), head.norm, weights.config.rms_norm_eps)
+        rows = self.weights.lm_head.rows(torch.tensor([id for ids in own for id in ids], device=self.device)).wide()
         scores = np.split(_array((rows * normed[whose]).sum(-1)), np.cumsum([len(ids) for ids in own])[:-1])
         return [np.concatenate((row[: len(self.draft_ids)], more)) for row, more in zip(logits, scores, strict=True)]
+
+    def _drafted(self, x: Floats) -> tuple[Floats, Tensor]:
+        """Rows [n, hidden] -> logits [n, outputs], and the rows behind the head's final norm."""
+        states = torch.from_numpy(x).to(self.device)
+        if self._eagle is not None:
+            normed, logits = self._eagle.logits(states)
+            return _array(logits), normed
+        assert self.weights.head is not None
+        assert self._draft_head is not None
+        logits, _ = self._chosen(self._draft_head, x, [Row(number, 0) for number in range(len(x))])
+        return logits, normalise_twin(states, self.weights.head.norm, self.weights.config.rms_norm_eps)
+
+    def eagle(self, texts: Sequence[Where], ids: Sequence[int], x: Floats, verified: bool) -> Floats:
+        """As in reference/passes.py."""
+        assert self._eagle is not None
+        return _array(self._eagle.rows(texts, ids, torch.from_numpy(x).to(self.device), verified))
 
     def catch_up(self, text: Where, x: Floats) -> None:
         """Exit hidden states of a text's rows through the head's own layers."""
@@ -210,9 +236,11 @@ class CudaPasses:
         if not self._stacks[name]:
             return x
         out, rows, first = np.array(x), list[Row](), 0
+        self._tapped = np.stack([x] * len(self.taps), axis=1) if self.taps else self._tapped
         for start, count, pages, prompt in texts:
             if prompt:
-                out[first : first + prompt] = self._prompt_rows(name, x[first : first + prompt], start, pages, cancelled)
+                here = slice(first, first + prompt)
+                out[here] = self._prompt_rows(name, x[here], start, pages, self._tapped[here], cancelled)
             positions = range(start + prompt, start + count)
             seats = enumerate(_seats(positions, pages), first + prompt)
             rows += [Row(row, at, seat, pages) for at, (row, seat) in zip(positions, seats, strict=True)]
@@ -222,12 +250,15 @@ class CudaPasses:
             _go_on(cancelled)
             index = [row.index for row in some]
             self._launch(name, partial(self._layers, name), x[index], some)
-            out[index] = _array(self._work.x[: len(some)])
+            out[index] = _array(self._at_taps.get(len(self.weights.layers), self._work.x)[: len(some)])
+            for place, tap in enumerate(self.taps):
+                if tap > 0:
+                    self._tapped[index, place] = _array(self._at_taps[tap][: len(some)])
         return out
 
     def _prompt_rows(
-        self, name: str, rows: Floats, start: int, pages: Sequence[int], cancelled: Cancelled
-    ) -> npt.NDArray[np.float32]:
+        self, name: str, rows: Floats, start: int, pages: Sequence[int], tapped: Floats, cancelled: Cancelled
+    ) -> Floats:
         """Many at a time. What they become after the head's own layers is asked of no prompt's row, and is not told."""
         table = torch.tensor(pages, dtype=torch.int32, device=self.device)
         x = torch.from_numpy(rows).to(self.device, copy=True)
@@ -238,6 +269,8 @@ class CudaPasses:
         for number, layer in self._stacks[name]:
             _go_on(cancelled)
             self._prompt.layer(layer, number, x, start, table)
+            for place in (place for place, tap in enumerate(self.taps) if tap == number + 1):
+                tapped[:, place] = _array(x)
         return _array(x)
 
     def _chosen(self, head: LmHead, x: Floats, rows: Sequence[Row]) -> tuple[Floats, list[int]]:
@@ -262,11 +295,14 @@ class CudaPasses:
     # -- what is captured ----------------------------------------------------------------------------------------------
 
     def _layers(self, name: str, texts: Texts) -> None:
-        work, x, rows = self._work.first(texts.tiles), self._x[: MAX_ROWS * texts.tiles], None
+        count, work, rows = MAX_ROWS * texts.tiles, self._work.first(texts.tiles), None
+        x = self._x[:count]
         for number, layer in self._stacks[name]:
+            last = self._at_taps.get(number + 1, work.x)[:count]
             x = decoder_layer(
-                self.weights, layer, number, x, work.x, self._words, work, self, rows=rows, texts=texts, pdl=self._pdl
-            )
+                self.weights, layer, number, x, work.x, self._words, work, self, last,
+                rows=rows, texts=texts, pdl=self._pdl,
+            )  # fmt: skip
             rows = work.rounded
 
     def _head(self, head: LmHead, texts: Texts) -> None:

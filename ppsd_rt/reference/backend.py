@@ -94,7 +94,7 @@ class TorchBackend:
         self._answers.forget_loop()
         self._head: ExitHead | Eagle3Head | None = None
         if isinstance(file, Eagle3File):
-            self._head = Eagle3Head.from_file(file, self.model)
+            self._head = Eagle3Head.from_file(file, self.model.model.embed_tokens.weight)
         elif file:
             self._head = ExitHead.from_file(file, self.model)
         self._pages = min(self._kv_memory // self._passes().page_bytes, 1 << 24)

@@ -255,7 +255,7 @@ class TorchPasses:
         # Ids of the text may be drafted where the head's LM head holds the model's own rows.
         rows = model.lm_head.weight
         self.follows = bool(self.draft_ids) and (
-            self._eagle is None or _same(self._eagle.lm_head.weight, rows[self._eagle.draft_ids])
+            self._eagle is None or same_rows(self._eagle.lm_head.weight, rows[self._eagle.draft_ids])
         )
         self.rotary = rotary_of(config)
         drafted = _weights(layers[:exit_layer]) + (_weights([head]) if head else 0)
@@ -383,6 +383,6 @@ def _weights(modules: Sequence[nn.Module]) -> int:
     return sum(weight.numel() for module in modules for weight in module.parameters())
 
 
-def _same(rows: Tensor, model: Tensor) -> bool:
+def same_rows(rows: Tensor, model: Tensor) -> bool:
     """[n, hidden] each: but for rounding?"""
     return bool(((rows - model).float().norm(dim=1) <= 0.01 * model.float().norm(dim=1)).all())

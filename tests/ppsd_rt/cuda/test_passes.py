@@ -6,13 +6,20 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from eagle_support import write_knowing
+from kernel_support import DEVICE
 from stage_support import PROMPT, VOCAB, model_of, plain_of, weights_of
 
 from ppsd_rt import _native
 from ppsd_rt.backend import Oracle
+from ppsd_rt.cuda.eagle import Eagle
 from ppsd_rt.cuda.logits import logits_of
 from ppsd_rt.cuda.passes import PAGE, CudaPasses
 from ppsd_rt.cuda.stages import DeviceStages
+from ppsd_rt.cuda.weights import DeviceWeights
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.eagle3 import Eagle3File
+from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.pipeline.rounds import Limits, Round
 from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.sampling.params import SamplingParams
@@ -145,3 +152,24 @@ def test_an_answer_that_began_alone_goes_on_in_pages():
     where = [(len(text) - 1, 1, pages, 0)]
     passes.late(where, passes.early(where, passes.embed(text[-1:]), (), None), (), None)
     assert np.array_equal(passes.logits([(0, len(text) - 1)]), expected)
+
+
+def test_an_eagle_3_head_drafts_beside_the_passes(tmp_path):
+    """One that knows its model: what it drafts is often right, and answers are torch's."""
+    folder, head = write_knowing(tmp_path, num_hidden_layers=4)
+    checkpoint = Checkpoint(folder)
+    weights = DeviceWeights.from_checkpoint(checkpoint, "float32", DEVICE)
+    eagle = Eagle(Eagle3File.load_folder(head, checkpoint), weights)
+    loop = _native.Loop.of_passes(CudaPasses(weights, 8, eagle), 8, 8, 16)
+    drafts, model = parse_schedule("eesd:length=3,stop_rule=fixed"), LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
+    streams = [
+        (prompt, params, loop.add(prompt, params, drafts, Limits(len(prompt) + 8)))
+        for prompt, params in [(PROMPT, SamplingParams()), (PROMPT[:4], SamplingParams(temperature=0.5, seed=2))]
+    ]
+    accepted = 0
+    for prompt, params, stream in streams:
+        rounds = [event for event in stream if isinstance(event, Round)]
+        said = [token for round in rounds for token in round.committed]
+        accepted += len(said) - len(rounds)
+        assert [*prompt, *said] == plain_of(model, prompt, params, len(prompt) + 8)
+    assert accepted >= 4
