@@ -108,7 +108,8 @@ def heads_kernel(
     if TILES > 1:
         place += tile * _MAX_ROWS * programs
         cell += tile * (_MAX_ROWS * OUTPUTS)
-    filtered = False if TEXTS else wanted(sampling)
+    if not TEXTS:
+        filtered = wanted(sampling)
     if STORE or filtered:
         tl.store(logits + cell, y, mask=inside[:, None] & here[None, :])
     flaw = tl.where(live[:, None], y - y, 0.0)  # NaN where a logit is NaN or infinite, and so is their sum then
@@ -130,7 +131,7 @@ def heads_kernel(
             score = tl.where(seen, tl.where(score < 0, score * penalty, score / penalty), score)
     if not TEXTS:
         inverse = tl.load(sampling + 2).to(tl.float32, bitcast=True)
-    if filtered:
+    if not TEXTS and filtered:
         best = tl.max(score, axis=0)
         tl.store(kept + cell, score + 0.0, mask=inside[:, None] & here[None, :])  # no negative zeros
         tl.store(kept_tops + place, best, mask=here)
@@ -192,8 +193,9 @@ def runner_up(scores, indices, chosen, row, first, PROGRAMS: tl.constexpr, BATCH
 def choose_kernel(
     scores, indices, chosen, tops, totals, draft_ids, sampling, logits, kept, kept_tops, kept_totals, tiles,
     candidates, candidate_indices, choices, confidences, seconds, second_chances, state, siblings,
-    TEXTS: tl.constexpr, TILES: tl.constexpr, PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, BATCH: tl.constexpr,
-    DRAFT: tl.constexpr, SIBLINGS: tl.constexpr, SECOND: tl.constexpr, PDL: tl.constexpr,
+    PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, BATCH: tl.constexpr,
+    DRAFT: tl.constexpr, SIBLINGS: tl.constexpr, SECOND: tl.constexpr, TEXTS: tl.constexpr, TILES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (16 * TILES): the best of all programs, and the sum of all exponentials, BATCH programs at a time, in order.
 
@@ -233,8 +235,7 @@ def choose_kernel(
         sound = total == total
         index = tl.where(sound, index, 0)
         second, its_second = -1, float("-inf")
-        filtered = False if TEXTS else wanted(sampling) & sound
-        if filtered:
+        if not TEXTS and wanted(sampling) & sound:
             line = row * OUTPUTS
             position = position_of(tl.load(state + _START) + row, row, rows, siblings, SIBLINGS) + 1
             index, second = filtered_choice(
@@ -287,8 +288,8 @@ def heads(
     repetition penalty may be other than 1. siblings: int32 [SIBLING_WORDS], where rows may be siblings'. seconds:
     second choices [16] and their confidences, likewise; of confidence 0 where there is none.
 
-    texts: rows of several texts, [16 * tiles, ...], of which each has its own seed and temperature, and no penalty and no
-    filters; POSITION is that of the token to be chosen. sampling: not looked at then.
+    texts: rows of several texts, [16 * tiles, ...]. Each has its own seed and temperature, no penalty and no filters:
+    `sampling` is not looked at. POSITION is that of the token to choose. They need `logits`.
     """
     second, second_chances = seconds or (None, None)
     cut, s = tiling(weight)._replace(splits=1), scratch
@@ -297,17 +298,17 @@ def heads(
     heads_kernel[(tiles * programs,)](
         x, norm, eps, weight.values, weight.scales, draft_ids, text, first_seen, sampling,
         stored, s.kept, s.kept_tops, s.kept_totals, s.scores, s.indices, s.chosen, s.tops, s.totals, state, siblings,
-        texts.rows if texts else None, OUTPUTS=weight.outputs, INPUTS=weight.inputs, DRAFT=draft_ids is not None, PENALISE=first_seen is not None,
-        STORE=logits is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None,
-        TEXTS=texts is not None, TILES=tiles, X_AT=at_positions(x, texts), DOT=dot_type(weight), PDL=pdl,
-        **launch(weight, cut, x, pdl),
+        texts.rows if texts else None, OUTPUTS=weight.outputs, INPUTS=weight.inputs, DRAFT=draft_ids is not None,
+        PENALISE=first_seen is not None, STORE=logits is not None, SIBLINGS=siblings is not None,
+        SECOND=seconds is not None, TEXTS=texts is not None, TILES=tiles, X_AT=at_positions(x, texts),
+        DOT=dot_type(weight), PDL=pdl, **launch(weight, cut, x, pdl),
     )  # fmt: skip
     choose_kernel[(MAX_ROWS * tiles,)](
         s.scores, s.indices, s.chosen, s.tops, s.totals, draft_ids, sampling, stored, s.kept, s.kept_tops,
         s.kept_totals, s.tiles, s.candidates, s.candidate_indices, choices, confidences, second, second_chances,
-        state, siblings, TEXTS=texts is not None, TILES=tiles, PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH,
-        DRAFT=draft_ids is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None, PDL=pdl,
-        num_warps=8, maxnreg=128, launch_pdl=pdl,
+        state, siblings, PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH,
+        DRAFT=draft_ids is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None,
+        TEXTS=texts is not None, TILES=tiles, PDL=pdl, num_warps=8, maxnreg=128, launch_pdl=pdl,
     )  # fmt: skip
 
 

@@ -5,8 +5,8 @@ no memory), compiled for Hopper and Ampere, and its machine code is checked: not
 a time and, on Hopper, as many as meant before the wait for the kernel ahead, matrix instructions, no atomics, and (on
 Hopper) at most half a multiprocessor's registers and shared memory, so that two stages can share it. The kernels of a
 prompt pass may have all of it. The loop over K of a row's kernels has neither barriers nor shared memory. Variants of a
-kernel that have to give the same bits, with and without siblings, must do the same arithmetic. Prints a table; exit
-status 1 where a check fails.
+kernel that have to give the same bits, with and without siblings or other texts, must do the same arithmetic. Prints a
+table; exit status 1 where a check fails.
 
 --beside FILE also compares instructions with those that --json has recorded, of whatever Triton needs fewest. What is
 imported as Triton compiles: PYTHONPATH chooses another one.
@@ -46,6 +46,7 @@ from .qkv import HeadNorms, qkv
 from .siblings import adopt
 from .state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, OFFER_WORDS, RING_WORDS, SIBLING_WORDS, WORDS
 from .swiglu import swiglu
+from .texts import TEXT_WORDS, Texts
 from .verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
 
 REGISTERS = 65536  # of a multiprocessor
@@ -56,6 +57,7 @@ MORE_INSTRUCTIONS = 1.3  # than the Triton that needs fewest
 MEETING = ("BAR", "LDS", "LDSM", "STS", "STSM", "ATOMS")  # of a program's warps
 WEIGHT = {"plain": 2.0, "int8": 1.0, "int4": 0.5, "fp8": 1.0}  # bytes
 WIDER = {"int4": "int8"}  # what a format leaves to another: keys and values, and the LM head
+COMPANY = ("siblings", "texts", "tables", "tiles")  # what launches of rows with company are told besides
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32",
@@ -297,6 +299,19 @@ def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:
         adopt(torch.empty(2, dtype=torch.int64, device="meta"), keys, x, x, siblings, pdl=pdl)
         post(state, words(MAIL_SLOTS, WORDS), state, pdl=pdl)
         fetch(words(MAIL_SLOTS, WORDS), state, state, pdl=pdl)
+        texts, count = Texts(2, words(2 * MAX_ROWS, TEXT_WORDS), words(capacity)), 2 * MAX_ROWS
+        x, rounded, inner = wide(count, shape.hidden), empty(count, shape.hidden), empty(count, shape.inner)
+        queries, mixed = wide(count, shape.heads, shape.head_dim), empty(count, shape.heads, shape.head_dim)
+        for rows in (x, rounded):
+            qkv_of(rows, norm, eps, projections, None, cosines, sines, queries, keys, values, state, texts=texts)
+        partials = Partials(shape.heads, shape.kv_heads, shape.head_dim, "meta", texts.tiles)
+        attention(queries, keys, values, partials, mixed, state, texts=texts, pdl=pdl)
+        linear(mixed, out, x, state, residual=x, rounded=rounded, texts=texts, pdl=pdl)
+        swiglu(rounded, norm, eps, weight(2 * shape.inner, shape.hidden), inner, state, texts=texts, pdl=pdl)
+        heads(
+            x, norm, eps, lm_head, state, Scratch(lm_head, texts.tiles), words(count), wide(count), state,
+            logits=wide(count, shape.vocabulary), texts=texts, pdl=pdl,
+        )  # fmt: skip
     return once(launches)
 
 
@@ -315,6 +330,9 @@ def prompt_pass(shape: Shape, format: str) -> list[Launch]:
         norms = HeadNorms(empty(shape.head_dim), empty(shape.head_dim))
         prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0, kv=kv, norms=norms, eps=1e-5)
         prompt_attention(queries, keys, keys, queries, 0, 1000)
+        pages = torch.empty(64, dtype=torch.int32, device="meta")
+        prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0, kv=kv, pages=pages)
+        prompt_attention(queries, keys, keys, queries, 0, pages=pages)
         prompt_linear(queries.view(rows, width), meta_weight(shape.hidden, width, format), x, residual=x)
         prompt_swiglu(normed, meta_weight(2 * shape.inner, shape.hidden, format), inner)
         prompt_linear(inner, meta_weight(shape.hidden, shape.inner, format), x, residual=x)
@@ -423,8 +441,8 @@ def arithmetic(code: str) -> tuple[tuple[str, int], ...]:
 
 def variants(launch: Launch) -> Launch:
     """The same for all launches that have to give the same bits."""
-    constants = tuple((name, value) for name, value in launch.constants if name.lower() != "siblings")
-    types = tuple((name, type) for name, type in launch.types if name != "siblings" and name != "SIBLINGS")
+    constants = tuple((name, value) for name, value in launch.constants if name.lower() not in COMPANY)
+    types = tuple((name, type) for name, type in launch.types if name.lower() not in COMPANY)
     return launch._replace(constants=constants, types=types, aligned=())
 
 

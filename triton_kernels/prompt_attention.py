@@ -82,5 +82,6 @@ def prompt_attention(
     prompt_attention_kernel[(heads, triton.cdiv(rows, ROWS_BLOCK))](
         queries, keys, values, out, pages, rows, start, capacity, score_scale(head_dim),
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, WIDTH=triton.next_power_of_2(head_dim),
-        WINDOW=window or 0, ROWS_BLOCK=ROWS_BLOCK, TILE=TILE, PAGED=pages is not None, DOT=dot, num_warps=8, num_stages=2,
+        WINDOW=window or 0, ROWS_BLOCK=ROWS_BLOCK, TILE=TILE, PAGED=pages is not None, DOT=dot,
+        num_warps=8, num_stages=2,
     )  # fmt: skip

@@ -5,11 +5,11 @@
     tables  int32: page tables one after the other; position p of a text has seat table[p / PAGE] * PAGE + p % PAGE
     keys, values  [kv_heads, pages * PAGE, head_dim], by seat
 
-A pass's words (state.py) are then [tiles, WORDS], of which ROWS counts: rows [16 t, 16 t + ROWS) are live. Programs of the
-same weights stand side by side in the grid, one for each tile, so that these come from memory once.
+A pass's words (state.py) are then [tiles, WORDS], of which ROWS counts: rows [16 t, 16 t + ROWS) are live. Programs of
+the same weights stand side by side in the grid, one for each tile, so that these come from memory once.
 
-A row has the bits that it has alone, through the kernels of one text as well: tiles and programs compute it alike, and
-each row has programs of its own in attention. A sibling's seat is not its position's; it sees itself there all the same.
+A row has the bits that it has alone, and that the kernels of one text give it: no tile sees another, and in attention
+each row has programs of its own. A sibling's seat is not its position's; it sees itself there all the same.
 """
 
 from typing import NamedTuple

@@ -35,6 +35,7 @@ from ..cpu.memory import SHARE, kv_memory_of
 from ..errors import PpsdError, UsageError
 from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
+from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile, HeadInfo, refuse_eagle3
 from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
@@ -49,6 +50,7 @@ from . import calibrate, errors
 from .buffers import needed_bytes
 from .devices import synchronise
 from .eager import EagerCarrier
+from .eagle import Eagle
 from .graphs import CaptureFailed, Recorder, StageGraphs, StepGraphs
 from .logits import logits_of
 from .passes import PAGE, CudaPasses
@@ -117,6 +119,7 @@ class CudaBackend:
         self._tokens: list[int] = []  # the prompt whose rows the stages hold
         self._stages: DeviceStages | None = None
         self._graphs: StageGraphs | None = None
+        self._eagle: Eagle | None = None
         self.use_head(None)
         hears_of_forks(self)
 
@@ -134,7 +137,7 @@ class CudaBackend:
         layers = [*self._weights.layers, *(self._weights.head.layers if self._weights.head else ())]
         config = self._config
         row = 2 * config.num_key_value_heads * config.head_dim * self._weights.dtype.itemsize
-        return PAGE * row * len(layers)
+        return PAGE * row * len(layers) + (self._eagle.page_bytes if self._eagle else 0)
 
     @property
     def longest(self) -> int:
@@ -156,7 +159,8 @@ class CudaBackend:
 
     @property
     def head(self) -> HeadInfo | None:
-        return self._weights.head.info if self._weights.head else None
+        head = self._eagle.head if self._eagle else self._weights.head
+        return head.info if head else None
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
         self._counted = successors
@@ -165,7 +169,8 @@ class CudaBackend:
             self._ngrams.know(successors)
 
     def use_head(self, file: HeadFile | None) -> None:
-        refuse_eagle3(file.info if file else None, "on the cuda backend")
+        if len(self._devices()) > 1:
+            refuse_eagle3(file.info if file else None, "on several GPUs")
         draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
         placement = self._placement_for(file.info if file else None, draft_vocabulary)
         self._stage_cuts(file.info.exit_layer if file else 0, placement)
@@ -176,7 +181,9 @@ class CudaBackend:
             if placement is not None:
                 self._weights = self._base
                 self._placement, self._base = placement, self._base.placed(placement.places)
-            self._weights = self._base.with_head(file)
+            eagle = file if isinstance(file, Eagle3File) else None
+            self._weights = self._base.with_head(None if eagle else file)
+            self._eagle = Eagle(eagle, self._weights) if eagle else None
         self._pages = max(self._kv_memory // self._page_bytes, 1)
         self._draft_vocabulary = draft_vocabulary
         self._costs: _native.Costs | None = None
@@ -220,7 +227,7 @@ class CudaBackend:
             if self.concurrency == 1:
                 if self._answer:
                     raise PpsdError("several GPUs decode one answer at a time, and one is in progress: end it, or wait")
-            elif self._answer or self._beside or limits.own or not params.plain:
+            elif self._answer or self._beside or self._eagle or limits.own or not params.plain:
                 return None
             with self._failing():
                 schedule = self._possible(schedule, params, options.oracle)
@@ -264,7 +271,7 @@ class CudaBackend:
     def _make_loop(self) -> _native.Loop:
         pages, graphs = self._pages, None if self._eager else StepGraphs(self._device, Recorder())
         with self._out_of_memory(f"{pages} pages of KV caches", {self._device: pages * self._page_bytes}):
-            passes = CudaPasses(self._weights, pages, pdl=self._pdl, graphs=graphs)
+            passes = CudaPasses(self._weights, pages, self._eagle, pdl=self._pdl, graphs=graphs)
         return _native.Loop.of_passes(passes, pages, MOST_ANSWERS, PROMPT_ROWS)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
@@ -287,8 +294,8 @@ class CudaBackend:
         """What draft steps and verification passes cost here; measured in the first runs, or `again`."""
         self._end()
         head = self.head
-        if head is None:
-            raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
+        if head is None or self._eagle:
+            raise PpsdError("there is nothing to calibrate without an exit head of this model: give --exit-head")
         if self._costs is None or again:
             stages = self._ready(calibrate.most_positions(self._config.max_position_embeddings))
             path = costs_path(

@@ -23,6 +23,7 @@ from ..triton_kernels.state import (
     SIBLING_WORDS,
     WORDS,
 )
+from ..triton_kernels.texts import Texts
 from .weights import DeviceWeights, Layer
 
 SLOTS = 64  # records in a ring: more than the passes that a carrier has in flight
@@ -41,6 +42,7 @@ class Work:
         tiles: int = 0,
     ) -> None:
         """tiles: at most, of rows of several texts (triton_kernels/texts.py); 0: the rows are one text's."""
+        self.texts: Texts | None = None
         config, rows = weights.config, MAX_ROWS * max(tiles, 1)
         heads, head_dim = config.num_attention_heads, config.head_dim
         self.x = torch.zeros(rows, config.hidden_size, device=device)
@@ -58,9 +60,10 @@ class Work:
         self.chances = torch.zeros(rows, device=device)
         self.seconds = _words(device, MAX_ROWS), torch.zeros(MAX_ROWS, device=device)
 
-    def first(self, tiles: int) -> "Work":
-        """The same memory, for so many."""
-        part, rows = copy(self), MAX_ROWS * tiles
+    def of(self, texts: Texts) -> "Work":
+        """The same memory, for rows of these texts."""
+        part, rows = copy(self), MAX_ROWS * texts.tiles
+        part.texts = texts
         part.x, part.rounded, part.queries = self.x[:rows], self.rounded[:rows], self.queries[:rows]
         part.mixed, part.inner = self.mixed[:rows], self.inner[:rows]
         return part

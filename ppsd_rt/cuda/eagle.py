@@ -1,5 +1,5 @@
-"""An EAGLE-3 head beside the passes of a GPU. Torch computes it, by the twin of reference/passes.py: one layer, read once a
-draft step beside a model that has dozens. Its keys and values lie in the loop's pages, of memory of its own."""
+"""An EAGLE-3 head beside the passes of a GPU. Torch computes it, by the twin of reference/passes.py: it is one layer
+beside a model that has dozens. Its keys and values lie in the loop's pages, in memory of its own."""
 
 from collections.abc import Sequence
 

@@ -13,7 +13,6 @@ from ..triton_kernels.heads import heads
 from ..triton_kernels.linear import linear
 from ..triton_kernels.qkv import qkv
 from ..triton_kernels.swiglu import swiglu
-from ..triton_kernels.texts import Texts
 from .buffers import Cache, Site, Work
 from .weights import DeviceWeights, Layer
 
@@ -31,16 +30,14 @@ def decoder_layer(
     *,
     rows: Tensor | None = None,
     siblings: Tensor | None = None,
-    texts: Texts | None = None,
     pdl: bool,
 ) -> Tensor:
     """x -> out, and from there, after the MLP, to `last` where that is not the same. number: of its KV cache.
 
     rows: x as a layer of the same pass has left it, rounded, in work.rounded; None: x has come from elsewhere. The
     layer leaves its own result there, too. siblings: of the pass, if there may be any (triton_kernels/siblings.py).
-    texts: rows of several texts (triton_kernels/texts.py).
     """
-    rows = x if rows is None else rows
+    rows, texts = x if rows is None else rows, work.texts
     keys, values, eps = site.keys[number], site.values[number], weights.config.rms_norm_eps
     qkv(
         rows, layer.norm, eps, layer.qkv, layer.qkv_bias, site.cosines, site.sines, work.queries, keys, values, words,

@@ -70,8 +70,8 @@ class LmHead:
 class CudaPasses:
     """What csrc/bindings/passes.cpp asks: as TorchPasses (reference/passes.py), all layers being on one device.
 
-    pages: of the KV cache; there is one more, where siblings' keys and values lie. eagle: an EAGLE-3 head, where weights
-    have no other. graphs: None launches the kernels one by one.
+    pages: of the KV cache; there is one more, where siblings' keys and values lie. eagle: an EAGLE-3 head, where the
+    weights have no other. graphs: None launches the kernels one by one.
     """
 
     decoded_rows_differ = chooses = True
@@ -90,7 +90,9 @@ class CudaPasses:
         own = head.layers if head else ()
         every = list(enumerate([*weights.layers, *own]))
         bounds = 0, weights.exit_layer, len(weights.layers), len(every)
-        self._stacks = dict(zip(("early", "late", "own"), (every[low:high] for low, high in pairwise(bounds)), strict=True))
+        self._stacks = dict(
+            zip(("early", "late", "own"), (every[low:high] for low, high in pairwise(bounds)), strict=True)
+        )
         shape = 2, len(every), config.num_key_value_heads, (pages + 1) * PAGE, config.head_dim
         self._cache, self._spare = torch.zeros(shape, dtype=weights.dtype, device=self.device), pages * PAGE
         self.keys, self.values = (list(cache) for cache in self._cache)  # by layer
@@ -113,12 +115,6 @@ class CudaPasses:
         self.follows = eagle.follows if eagle else bool(self.draft_ids)
         self.rotary = rotary_of(config)
         self.draft_share = (eagle.bytes if eagle else weights.draft_bytes) / weights.bytes
-
-    @property
-    def page_bytes(self) -> int:
-        """Of the KV cache, for PAGE positions."""
-        own = self._eagle.page_bytes if self._eagle else 0
-        return self._cache[:, :, :, :PAGE].numel() * self._cache.itemsize + own
 
     def reserve(self, rows: int, rotated_as: int) -> None:
         """The longest text: tables of rotations, and room for what a launch must know of its rows."""
@@ -295,13 +291,13 @@ class CudaPasses:
     # -- what is captured ----------------------------------------------------------------------------------------------
 
     def _layers(self, name: str, texts: Texts) -> None:
-        count, work, rows = MAX_ROWS * texts.tiles, self._work.first(texts.tiles), None
+        count, work, rows = MAX_ROWS * texts.tiles, self._work.of(texts), None
         x = self._x[:count]
         for number, layer in self._stacks[name]:
             last = self._at_taps.get(number + 1, work.x)[:count]
             x = decoder_layer(
                 self.weights, layer, number, x, work.x, self._words, work, self, last,
-                rows=rows, texts=texts, pdl=self._pdl,
+                rows=rows, pdl=self._pdl,
             )  # fmt: skip
             rows = work.rounded
 

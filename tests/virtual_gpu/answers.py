@@ -2,7 +2,8 @@
 
 A job: the capability, the format, schedules, seeds, and perhaps a mutation (mutations.py). Its result: the tokens of
 each answer, and what was wrong. The program ends with the first fault, for a GPU that has failed stays failed; and with
-the first answer that is not the job's `truth`, where it has one.
+the first answer that is not the job's `truth`, where it has one. With `company` three answers are decoded alone, then
+side by side.
 """
 
 import json
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import torch
 
-from ppsd_rt import PpsdError
+from ppsd_rt import PpsdError, _native
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.pipeline.rounds import Limits, Round
+from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.sampling.params import SamplingParams
 
 sys.path.append(str(Path(__file__).parents[1]))
@@ -50,6 +53,30 @@ def toy_model(folder: Path) -> Path:
     return folder
 
 
+def side_by_side(engine, gpu, schedule):
+    """-> the three answers alone by the stages of one, and side by side by the loop."""
+    from ppsd_rt.cuda import backend
+    from ppsd_rt.cuda.graphs import StepGraphs
+    from ppsd_rt.cuda.passes import CudaPasses
+
+    asked = [(PROMPT, GREEDY), (PROMPT[:3], SAMPLED), (PROMPT[2:], replace(SAMPLED, temperature=1.3, seed=2**40))]
+    asked = [(prompt, replace(params, max_tokens=5)) for prompt, params in asked]
+    alone = [engine.generate(*each, "plain").run().ids for each in asked]
+    device = torch.device("cpu")
+    graphs = None if engine.backend.facts()["launches"] == "one by one" else StepGraphs(device, backend.Recorder())
+    passes = CudaPasses(engine.backend.weights, 4, pdl=gpu.sm >= 90, graphs=graphs)
+    loop = _native.Loop.of_passes(passes, 4, 8, 16)
+    streams = [
+        loop.add(
+            prompt, params, parse_schedule(schedule if place else "plain"), Limits(len(prompt) + params.max_tokens)
+        )
+        for place, (prompt, params) in enumerate(asked)
+    ]
+    told = [[event for event in stream if isinstance(event, Round)] for stream in streams]
+    together = [tuple(token for round in rounds for token in round.committed) for rounds in told]
+    return alone, together
+
+
 def main() -> None:
     torch.set_num_threads(1)
     job = json.load(sys.stdin)
@@ -65,6 +92,11 @@ def main() -> None:
     result = {"answers": [], "differences": 0, "fault": "", "changed": 0}
     truth: tuple[int, ...] = ()
     first, last = job.get("seeds", (0, 1))
+    if "company" in job:
+        alone, together = side_by_side(engine, gpu, SCHEDULES[job["company"]])
+        result["answers"] = [{"ids": ids} for ids in together]
+        result["differences"] = sum(one != other for one, other in zip(alone, together, strict=True))
+        result["fault"], last = gpu.fault or gpu.first_race, first
     for seed, name in [(seed, name) for seed in range(first, last) for name in ["plain", *job["schedules"]]]:
         if name == "plain" and truth:
             continue

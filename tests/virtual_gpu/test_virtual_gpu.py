@@ -66,6 +66,14 @@ def test_every_format_gives_the_plain_answer_in_every_schedule(gpu, sm, format):
     right(gpu(sm=sm, format=format, schedules=["fixed", "siblings"], prompt=LONG), 3)
 
 
+@pytest.mark.parametrize(
+    ("sm", "format", "feedback"),
+    [(90, "bfloat16", False), *(slow(*each) for each in [(90, "int8", True), (90, "fp8", False), (80, "int4", True)])],
+)
+def test_answers_side_by_side_have_the_tokens_of_each_alone(gpu, sm, format, feedback):
+    right(gpu(sm=sm, format=format, schedules=[], feedback=feedback, company="fixed"), 3)
+
+
 @pytest.mark.slow
 def test_other_ways_to_launch_give_the_same_tokens(gpu):
     captured = right(gpu(sm=90, format="int4", schedules=["turns"]), 2)

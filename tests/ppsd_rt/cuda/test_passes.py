@@ -66,7 +66,7 @@ def test_rows_have_the_bits_of_one_answer_alone(changes, format):
         Text(passes, ids, prompt, pages)
         for ids, prompt, pages in zip((PROMPT[:9], PROMPT, LONG), prompts, ([3], [0], [5, 2]), strict=True)
     ]
-    found = [dict() for _ in texts]
+    found = [{} for _ in texts]
     for counts in [(5, 3, PAGE - 2), (1, 14, 7), (2, 1, 30), (1, 1, 1)]:
         begins = [text.at for text in texts]
         together(passes, texts, counts)
@@ -104,7 +104,10 @@ def test_answers_side_by_side_are_what_each_is_alone(kind, draft_ids):
     model = model_of(num_hidden_layers=2)
     weights = weights_of(model, kind, 1, None if draft_ids is None else list(draft_ids))
     loop = _native.Loop.of_passes(CudaPasses(weights, 16), 16, 8, 16)
-    prompts = [[*PROMPT[:number], 7 + number] for number in range(3, 3 + len(ASKED))] + [LONG[: PAGE + 3], [*LONG[:PAGE], 9]]
+    prompts = [[*PROMPT[:number], 7 + number] for number in range(3, 3 + len(ASKED))] + [
+        LONG[: PAGE + 3],
+        [*LONG[:PAGE], 9],
+    ]
     streams = []
     for number, prompt in enumerate(prompts):
         params = SamplingParams(**ASKED[number % len(ASKED)])
@@ -161,7 +164,10 @@ def test_an_eagle_3_head_drafts_beside_the_passes(tmp_path):
     weights = DeviceWeights.from_checkpoint(checkpoint, "float32", DEVICE)
     eagle = Eagle(Eagle3File.load_folder(head, checkpoint), weights)
     loop = _native.Loop.of_passes(CudaPasses(weights, 8, eagle), 8, 8, 16)
-    drafts, model = parse_schedule("eesd:length=3,stop_rule=fixed"), LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
+    drafts, model = (
+        parse_schedule("eesd:length=3,stop_rule=fixed"),
+        LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32),
+    )
     streams = [
         (prompt, params, loop.add(prompt, params, drafts, Limits(len(prompt) + 8)))
         for prompt, params in [(PROMPT, SamplingParams()), (PROMPT[:4], SamplingParams(temperature=0.5, seed=2))]
