@@ -141,9 +141,7 @@ class CudaBackend:
 
     @property
     def longest(self) -> int:
-        return min(
-            PAGE * self._pages, 1 << 15
-        )  # of an answer alone, memory for all of its text is taken when it begins
+        return min(PAGE * self._pages, 1 << 15)  # one alone takes memory for all of its text when it begins
 
     @property
     def device(self) -> str:
@@ -210,6 +208,7 @@ class CudaBackend:
         with self._starting:
             self._hand_over()
             self._beside.add(place)
+            self._last = None
         try:
             rest = [*prompt, *said], params, schedule, limits, options, cancellation
             for event in self._answers.decode(rest, self._ngrams):
@@ -228,6 +227,8 @@ class CudaBackend:
                 if self._answer:
                     raise PpsdError("several GPUs decode one answer at a time, and one is in progress: end it, or wait")
             elif self._answer or self._beside or self._eagle or limits.own or not params.plain:
+                return None
+            elif limits.end > PAGE * self._pages:  # it could not go on in company
                 return None
             with self._failing():
                 schedule = self._possible(schedule, params, options.oracle)
@@ -288,15 +289,17 @@ class CudaBackend:
         return self._weights.bytes + self._config.kv_values * self._weights.dtype.itemsize * context
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
-        return self._last.spans() if self._last else []
+        last = self._last or self._answers.last
+        return last.spans() if last else []
 
     def costs(self, again: bool = False) -> _native.Costs:
         """What draft steps and verification passes cost here; measured in the first runs, or `again`."""
-        self._end()
+        self._check()
         head = self.head
         if head is None or self._eagle:
             raise PpsdError("there is nothing to calibrate without an exit head of this model: give --exit-head")
         if self._costs is None or again:
+            self._end()
             stages = self._ready(calibrate.most_positions(self._config.max_position_embeddings))
             path = costs_path(
                 self._checkpoint.hash, head, self._draft_vocabulary, [self._dtype], len(stages.slices), self._machine()
