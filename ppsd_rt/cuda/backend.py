@@ -223,12 +223,11 @@ class CudaBackend:
         prompt, params, schedule, limits, options, _ = asked
         with self._starting:
             self._check()
+            beyond = limits.end > PAGE * self._pages  # it could not go on in company
             if self.concurrency == 1:
                 if self._answer:
                     raise PpsdError("several GPUs decode one answer at a time, and one is in progress: end it, or wait")
-            elif self._answer or self._beside or self._eagle or limits.own or not params.plain:
-                return None
-            elif limits.end > PAGE * self._pages:  # it could not go on in company
+            elif self._answer or self._beside or self._eagle or limits.own or beyond or not params.plain:
                 return None
             with self._failing():
                 schedule = self._possible(schedule, params, options.oracle)
