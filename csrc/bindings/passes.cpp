@@ -1,5 +1,5 @@
-// Passes that a Python object computes (ppsd_rt/reference/passes.py says what it is asked): numbers go and come as arrays of float32, and the C++ samplers
-// choose of the logits.
+// Passes that a Python object computes, as ppsd_rt/reference/passes.py says. Numbers go and come as arrays of float32, and the C++
+// samplers choose of the logits where the object does not.
 #include "bindings.h"
 
 #include <pybind11/numpy.h>

@@ -174,7 +174,8 @@ def test_a_window_that_nothing_leaves_changes_nothing(tmp_path):
 
 
 def test_a_prompt_beyond_the_original_length(tmp_path):
-    """transformers rotates all rows of such a prompt by its length: with another prompt nothing of it can be kept."""
+    """transformers rotates all rows of such a prompt by its length: with another prompt nothing of it can be kept, and
+    side by side one waits for the other."""
     transformers = pytest.importorskip("transformers")
     for changes in (
         {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 90},
@@ -182,6 +183,7 @@ def test_a_prompt_beyond_the_original_length(tmp_path):
     ):
         folder = write_model(tmp_path / changes["rope_scaling"]["rope_type"], **changes)
         engines = [load(folder, threads=2), load(folder, backend="torch")]
+        alone = []
         for prompt in (PROMPT[:80], PROMPT, PROMPT + "and on"):
             ids = engines[0].encode(prompt)
             # A new one each time: it goes on with the longest text that it has seen.
@@ -199,3 +201,8 @@ def test_a_prompt_beyond_the_original_length(tmp_path):
                     answer = engine.generate(ids, params, schedule).run()
                     assert list(answer.ids) == said[0, len(ids) :].tolist(), (changes, len(ids), schedule)
                 close(engine.backend.logits(ids, len(ids)), expected, 1e-5)
+            alone += [(ids, answer.ids)] * 2
+        together = [engine.generate(ids, params, "plain") for engine in engines for ids, _ in alone]
+        for answer in together:
+            next(iter(answer))
+        assert [answer.run().ids for answer in together] == [said for _, said in alone] * 2
