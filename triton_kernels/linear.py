@@ -474,6 +474,11 @@ class Weight(NamedTuple):
         scales = None if self.scales is None else self.scales[ids]
         return self._replace(values=self.values[ids], scales=scales)
 
+    def part(self, first: int, end: int) -> "Weight":
+        """Outputs [first, end), in the same memory."""
+        scales = None if self.scales is None else self.scales[first:end]
+        return self._replace(values=self.values[first:end], scales=scales)
+
     def to(self, device: torch.device | str) -> "Weight":
         scales = None if self.scales is None else self.scales.to(device)
         return self._replace(values=self.values.to(device), scales=scales)

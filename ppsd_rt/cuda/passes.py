@@ -31,7 +31,6 @@ from .eagle import Eagle
 from .graphs import StepGraphs
 from .launches import decoder_layer
 from .prompt import PromptLayers
-from .stages import DeviceStages
 from .weights import DeviceWeights
 
 Floats = npt.NDArray[np.float32]  # [rows, hidden]
@@ -39,6 +38,7 @@ Where = tuple[int, int, Sequence[int], int]  # as in reference/passes.py: first 
 Cancelled = Callable[[], bool] | None
 
 TILES = (1, 2, MOST_TILES)  # of a launch: a captured graph each
+LEAST_CAPACITY = 1024  # of a text: graphs are captured anew for longer ones
 
 
 class Void(Exception):
@@ -104,9 +104,9 @@ class CudaPasses:
         self._tapped = np.zeros((0, len(self.taps), config.hidden_size), np.float32)  # of the last pass
         self._lm_head = LmHead("LM head", weights.norm, weights.lm_head)
         self._draft_head = LmHead("exit head", head.norm, head.lm_head) if head else None
-        self._heard: dict[int, Weight] = {}  # matrices of a feedback head, by distance
         self._last: Floats = np.zeros((0, config.hidden_size), np.float32)  # of the last pass, after the late layers
-        self.reserve(PAGE, 0)
+        self.cosines = self.sines = self._x[:0]
+        self.reserve(LEAST_CAPACITY, 0)
         # What the loop must know, see facts_of() there.
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
         self.drafts, self.lags, self.hears = bool(head or eagle), bool(own), weights.hears
@@ -118,6 +118,10 @@ class CudaPasses:
 
     def reserve(self, rows: int, rotated_as: int) -> None:
         """The longest text: tables of rotations, and room for what a launch must know of its rows."""
+        if self._eagle is not None:
+            self._eagle.own.reserve(rows, rotated_as)
+        if rows <= len(self.cosines):
+            return
         rope = Rope(self.weights.config, rows, self.device)
         self.cosines, self.sines = rope.cos, rope.sin
         sizes = MOST_TILES * WORDS, MOST_ROWS * TEXT_WORDS, MOST_ROWS * -(-rows // PAGE)
@@ -127,8 +131,6 @@ class CudaPasses:
         self._words, self._places = words.view(MOST_TILES, WORDS), places.view(MOST_ROWS, TEXT_WORDS)
         if self._graphs is not None:
             self._graphs.forget()
-        if self._eagle is not None:
-            self._eagle.own.reserve(rows, rotated_as)
 
     def change(self, wiped: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
         """Pages that become others' copies (from, to). Wiped ones stay: no kernel looks behind a text's own rows."""
@@ -142,13 +144,6 @@ class CudaPasses:
         """Of the two rows at `position`, the sibling's now is the text's. late: in the late layers too."""
         cache = self._cache[:, : len(self.weights.layers) if late else self.weights.exit_layer]
         cache[:, :, :, page * PAGE + position % PAGE] = cache[:, :, :, self._spare + position % PAGE]
-
-    def take_over(self, stages: DeviceStages, length: int, pages: Sequence[int]) -> None:
-        """Rows [0, length) of a text that has been alone, into pages: keys and values of all layers."""
-        seats = torch.tensor(_seats(range(length), pages), device=self.device)
-        site = stages.buffers
-        for mine, theirs in zip([*self.keys, *self.values], [*site.keys, *site.values], strict=True):
-            mine[:, seats] = theirs[:, :length]
 
     def embed(self, ids: Sequence[int]) -> Floats:
         return _array(self.weights.embedding[torch.tensor(ids, device=self.device)].float())
@@ -311,8 +306,7 @@ class CudaPasses:
         head, size, rows = self.weights.head, self.hidden_size, slice(MAX_ROWS * texts.tiles)
         assert head is not None
         assert head.feedback is not None
-        its = torch.arange((distance - 1) * size, distance * size, device=self.device)
-        matrix = self._heard.setdefault(distance, head.feedback.rows(its))
+        matrix = head.feedback.part((distance - 1) * size, distance * size)
         linear(
             self._x[rows], matrix, self._work.x[rows], self._words, norm=head.feedback_norm,
             eps=self.weights.config.rms_norm_eps, cut=tiling(matrix)._replace(splits=1), texts=texts, pdl=self._pdl,

@@ -141,8 +141,8 @@ def test_what_is_no_number_chooses_nothing():
     assert 0 <= ids[2] < VOCAB
 
 
-def test_an_answer_that_began_alone_goes_on_in_pages():
-    """Its next row has the bits that it would have had."""
+def test_rows_of_one_answer_alone_may_stand_in_pages():
+    """The next row has the bits that it would have had."""
     weights = weights_of(model_of(num_hidden_layers=2), "layer", 1)
     stages, passes = DeviceStages(weights, PAGE + 30), CudaPasses(weights, 3)
     passes.reserve(2 * PAGE, 0)
@@ -151,7 +151,10 @@ def test_an_answer_that_began_alone_goes_on_in_pages():
     for layer in (*stages.buffers.keys, *stages.buffers.values):
         layer[:, len(text) - 1 :] = torch.nan  # as if it had never run the last row
     pages = [2, 0]
-    passes.take_over(stages, len(text) - 1, pages)
+    seats = [pages[position // PAGE] * PAGE + position % PAGE for position in range(len(text) - 1)]
+    for mine, theirs in zip((passes.keys, passes.values), (stages.buffers.keys, stages.buffers.values), strict=True):
+        for to, layer in zip(mine, theirs, strict=True):
+            to[:, seats] = layer[:, : len(text) - 1]
     where = [(len(text) - 1, 1, pages, 0)]
     passes.late(where, passes.early(where, passes.embed(text[-1:]), (), None), (), None)
     assert np.array_equal(passes.logits([(0, len(text) - 1)]), expected)
