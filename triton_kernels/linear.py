@@ -380,7 +380,7 @@ def linear_kernel(
     """Grid (TILES * outputs / BLOCK, SPLITS). With SPLITS > 1 `out` is the partial sums, float32 [TILES, SPLITS, 16,
     outputs]."""
     OF_SPLIT: tl.constexpr = STEPS * SLICES * 4 * RUN
-    program, split = tl.program_id(0), tl.program_id(1)
+    split, program = tl.program_id(1), tl.program_id(0)
     if TILES > 1:
         tile, program = program % TILES, program // TILES
         state += tile * _WORDS
