@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from eagle_support import write_knowing
 from kernel_support import DEVICE
 from stage_support import PROMPT, VOCAB, model_of, plain_of, weights_of
+from support import slow
 
 from ppsd_rt import _native
 from ppsd_rt.backend import Oracle
@@ -52,9 +53,9 @@ def together(passes, texts, counts):
     ("changes", "format"),
     [
         ({}, "float32"),
-        ({"num_key_value_heads": 2, "attention_bias": True}, "int8"),
-        ({"model_type": "qwen3", "head_dim": 32}, "int4"),
-        ({"model_type": "mistral", "sliding_window": 7}, "fp8"),
+        slow({"num_key_value_heads": 2, "attention_bias": True}, "int8"),
+        slow({"model_type": "qwen3", "head_dim": 32}, "int4"),
+        slow({"model_type": "mistral", "sliding_window": 7}, "fp8"),
     ],
 )
 def test_rows_have_the_bits_of_one_answer_alone(changes, format):
@@ -97,7 +98,8 @@ ASKED = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "draft_ids"), [("norm", None), ("two-layer", None), ("layer", range(0, VOCAB, 3)), ("feedback", None)]
+    ("kind", "draft_ids"),
+    [("feedback", None), slow("norm", None), slow("two-layer", None), slow("layer", range(0, VOCAB, 3))],
 )
 def test_answers_side_by_side_are_what_each_is_alone(kind, draft_ids):
     """Some draft, some do not; two begin with the same page."""
