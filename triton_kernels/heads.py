@@ -194,7 +194,7 @@ def choose_kernel(
     scores, indices, chosen, tops, totals, draft_ids, sampling, logits, kept, kept_tops, kept_totals, tiles,
     candidates, candidate_indices, choices, confidences, seconds, second_chances, state, siblings,
     PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, BATCH: tl.constexpr,
-    DRAFT: tl.constexpr, SIBLINGS: tl.constexpr, SECOND: tl.constexpr, TEXTS: tl.constexpr, TILES: tl.constexpr,
+    DRAFT: tl.constexpr, SIBLINGS: tl.constexpr, SECOND: tl.constexpr, FILTERS: tl.constexpr, TILES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (16 * TILES): the best of all programs, and the sum of all exponentials, BATCH programs at a time, in order.
@@ -235,7 +235,7 @@ def choose_kernel(
         sound = total == total
         index = tl.where(sound, index, 0)
         second, its_second = -1, float("-inf")
-        if not TEXTS and wanted(sampling) & sound:
+        if FILTERS and wanted(sampling) & sound:
             line = row * OUTPUTS
             position = position_of(tl.load(state + _START) + row, row, rows, siblings, SIBLINGS) + 1
             index, second = filtered_choice(
@@ -308,7 +308,7 @@ def heads(
         s.kept_totals, s.tiles, s.candidates, s.candidate_indices, choices, confidences, second, second_chances,
         state, siblings, PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH,
         DRAFT=draft_ids is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None,
-        TEXTS=texts is not None, TILES=tiles, PDL=pdl, num_warps=8, maxnreg=128, launch_pdl=pdl,
+        FILTERS=texts is None, TILES=tiles, PDL=pdl, num_warps=8, maxnreg=128, launch_pdl=pdl,
     )  # fmt: skip
 
 
