@@ -41,11 +41,11 @@ def attention_kernel(
     queries, keys, values, sums, tops, arrived, out, state, siblings, texts, tables, capacity, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     WINDOW: tl.constexpr, TILE: tl.constexpr, SPANS: tl.constexpr, COLUMNS: tl.constexpr,
-    SIBLINGS: tl.constexpr, TILES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    SIBLINGS: tl.constexpr, TEXT_TILES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (kv_heads * TEAMS, SPANS). WIDTH and GROUP: head_dim and heads a KV head, rounded up to powers of two.
-    SIBLINGS: how many there may be. TILES: of rows of several texts, each of which has programs of its own; 0: the rows
-    are one text's.
+    SIBLINGS: how many there may be. TEXT_TILES: of rows of several texts, each of which has programs of its own; 0: the
+    rows are one text's.
 
     Queries go row by row, the heads of a group together, so that few rows fill few chunks of COLUMNS.
 
@@ -55,12 +55,12 @@ def attention_kernel(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    CHUNKS: tl.constexpr = 0 if TILES else 16 * GROUP // COLUMNS
+    CHUNKS: tl.constexpr = 0 if TEXT_TILES else 16 * GROUP // COLUMNS
     ALONE: tl.constexpr = GROUP // COLUMNS if GROUP > COLUMNS else 1  # chunks of a row that has its own
-    TEAMS: tl.constexpr = CHUNKS + (16 * TILES if TILES else SIBLINGS) * ALONE
+    TEAMS: tl.constexpr = CHUNKS + (16 * TEXT_TILES if TEXT_TILES else SIBLINGS) * ALONE
     team, span = tl.program_id(0), tl.program_id(1)
     kv_head, chunk = team // TEAMS, team % TEAMS
-    if TILES > 0:
+    if TEXT_TILES > 0:
         its = chunk // ALONE  # the row
         there = its % _MAX_ROWS < tl.load(state + its // _MAX_ROWS * _WORDS + _ROWS)
         rows = tl.where(there, its + 1, 0)
@@ -70,7 +70,7 @@ def attention_kernel(
     else:
         rows, start = tl.load(state + _ROWS), tl.load(state + _START)
     begin = chunk * COLUMNS  # the first of the queries
-    if TILES > 0:
+    if TEXT_TILES > 0:
         begin = its * GROUP + chunk % ALONE * COLUMNS
     if SIBLINGS > 0:
         beside = chunk >= CHUNKS
@@ -102,7 +102,7 @@ def attention_kernel(
         for tile in tl.range(first + own, first + tiles, SPANS):
             position = tile * TILE + tl.arange(0, TILE)
             known = (position < start + rows)[:, None] & wide[None, :]  # what lies beyond may be anything, NaN too
-            if TILES > 0:
+            if TEXT_TILES > 0:
                 page = tl.load(tables + tile)
                 seat = tl.where(position == at, its_place, page * TILE + tl.arange(0, TILE))
             else:
@@ -225,7 +225,7 @@ def attention(
         score_scale(head_dim), HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
         WIDTH=triton.next_power_of_2(head_dim), GROUP=triton.next_power_of_2(heads // kv_heads), WINDOW=window or 0,
         TILE=TILE, SPANS=SPANS, COLUMNS=COLUMNS, SIBLINGS=most,
-        TILES=tiles, DOT=tl.float32 if keys.dtype == torch.float32 else tl.bfloat16, PDL=pdl,
+        TEXT_TILES=tiles, DOT=tl.float32 if keys.dtype == torch.float32 else tl.bfloat16, PDL=pdl,
         num_warps=4, num_stages=2, launch_pdl=pdl,
     )  # fmt: skip
 

@@ -440,7 +440,8 @@ def arithmetic(code: str) -> tuple[tuple[str, int], ...]:
 
 
 def variants(launch: Launch) -> Launch:
-    """The same for all launches that have to give the same bits."""
+    """The same for all launches that have to give the same bits, but for those of attention over several texts: most of
+    their columns are dead, and the compiler leaves them out."""
     constants = tuple((name, value) for name, value in launch.constants if name.lower() not in COMPANY)
     types = tuple((name, type) for name, type in launch.types if name.lower() not in COMPANY)
     return launch._replace(constants=constants, types=types, aligned=())
