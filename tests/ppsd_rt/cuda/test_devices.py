@@ -17,7 +17,7 @@ from support import slow
 
 import ppsd_rt.cuda.prompt
 from ppsd_rt.backend import Oracle
-from ppsd_rt.cuda.graphs import CaptureFailed, PartGraphs, Recorder
+from ppsd_rt.cuda.graphs import CaptureFailed, Recorder, _capturing
 from ppsd_rt.cuda.logits import logits_of
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.sampling.params import SamplingParams
@@ -169,21 +169,13 @@ def test_memory_goes_with_the_stages():
 def test_nothing_is_collected_while_graphs_are_captured():
     """An older engine's graphs and memory, which a thread that captures must not free."""
     found = []
-
-    class Watching(Recorder):
-        def warm_up(self, steps):
-            found.append(gc.isenabled())
-
-        def record(self, step, priority, stage, device):
-            found.append(gc.isenabled())
-            raise RuntimeError("no")
-
     for begun in (True, False):
         (gc.enable if begun else gc.disable)()
         try:
-            with pytest.raises(CaptureFailed, match="no"):
-                PartGraphs([lambda: None], torch.device("cpu"), Watching())
+            with pytest.raises(CaptureFailed, match="no"), _capturing(Recorder()):
+                found.append(gc.isenabled())
+                raise RuntimeError("no")
             assert gc.isenabled() == begun
         finally:
             gc.enable()
-    assert found == [False] * 4
+    assert found == [False] * 2
