@@ -169,12 +169,17 @@ def test_memory_goes_with_the_stages():
 def test_nothing_is_collected_while_graphs_are_captured():
     """An older engine's graphs and memory, which a thread that captures must not free."""
     found = []
+
+    def capture():
+        with _capturing(Recorder()):
+            found.append(gc.isenabled())
+            raise RuntimeError("no")
+
     for begun in (True, False):
         (gc.enable if begun else gc.disable)()
         try:
-            with pytest.raises(CaptureFailed, match="no"), _capturing(Recorder()):
-                found.append(gc.isenabled())
-                raise RuntimeError("no")
+            with pytest.raises(CaptureFailed, match="no"):
+                capture()
             assert gc.isenabled() == begun
         finally:
             gc.enable()
