@@ -94,7 +94,8 @@ class CudaPasses:
             zip(("early", "late", "own"), (every[low:high] for low, high in pairwise(bounds)), strict=True)
         )
         shape = 2, len(every), config.num_key_value_heads, (pages + 1) * PAGE, config.head_dim
-        self._cache, self._spare = torch.zeros(shape, dtype=weights.dtype, device=self.device), pages * PAGE
+        # What has not been written is never read; and memory of a CPU that nobody touches is not taken.
+        self._cache, self._spare = torch.empty(shape, dtype=weights.dtype, device=self.device), pages * PAGE
         self.keys, self.values = (list(cache) for cache in self._cache)  # by layer
         self._prompt = PromptLayers(weights, self)
         self._work = Work(weights, [layer for _, layer in every], None, self.device, MOST_TILES)
