@@ -2,7 +2,7 @@
 # Proves or disproves on one GPU what is claimed of the CUDA backend, in calls of at most ten minutes (LIMIT seconds):
 #
 #     OUT=results benchmarks/gpu_check.sh smoke proof    the simplest steps first; then all that is not timed, at once:
-#                                                        tests of kernels and captured graphs, compute-sanitizer, ranks
+#                                                        tests of kernels and captured graphs, compute-sanitizer
 #     OUT=results benchmarks/gpu_check.sh speed          whole answers: the 8B shape, the 135M shape, formats, an oracle,
 #                                                        torch and transformers beside them; memcheck; a table of targets
 #     OUT=results benchmarks/gpu_check.sh more           kernels one by one, an idle GPU, long texts, larger shapes
@@ -129,20 +129,6 @@ warm() {
 export -f warm
 export run small middle large
 
-ranks() {   # two processes with layers of their own on one GPU, every answer against one process
-    set -o pipefail
-    PYTHONPATH=$site:tests "$python" -P - "$work/model" <<'PYTHON' || return
-import sys
-from pathlib import Path
-from support import write_model
-shape = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
-write_model(Path(sys.argv[1]), num_hidden_layers=30, max_position_embeddings=4096, **shape)
-PYTHON
-    PYTHONSAFEPATH=1 "$python" -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2 -m ppsd_rt check -m "$work/model" \
-        --exit-head norm:6 --backend "${RANKS_BACKEND:-cuda}" --raw -n 64 --limit 1 --schedules eesd/ppsd/elastic --json |
-        "$python" -c 'import json, sys; r = json.load(sys.stdin); print(json.dumps({k: r[k] for k in ("answers", "differences")}))'
-}
-export -f ranks
 export work
 
 for call in "$@"; do
@@ -163,7 +149,6 @@ for call in "$@"; do
             part racecheck 120 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2 --formats int4 &
             wait
         } &
-        part ranks 180 bash -c ranks &
         part warm 120 bash -c warm &
         wait
         set +m

@@ -20,7 +20,7 @@ def summary(folder):
 
 def test_nothing_measured(tmp_path):
     lines, result = summary(tmp_path)
-    assert len(lines) == 38
+    assert len(lines) == 37
     assert set(lines.values()) == {"not measured"}
     assert result["parts"] == {}
 
@@ -29,7 +29,6 @@ def test_targets_are_met_or_missed(tmp_path):
     parts = {
         "tests-kernels": 0,
         "tests-captured": 1,
-        "ranks": 1,
         "memcheck": 9,
         "racecheck": 127,
         "answers-8b-far": 124,
@@ -76,7 +75,6 @@ def test_targets_are_met_or_missed(tmp_path):
     expected = {
         "kernels: row invariance, error, exactness": "met",
         "captured stages, streams, mapped memory": "missed",
-        "two ranks: the answers of one process": "missed",
         "compute-sanitizer: memory": "missed",
         "compute-sanitizer: races in shared memory": "not measured",
         "answers that are not plain decoding's": "missed",

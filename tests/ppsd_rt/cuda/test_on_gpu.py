@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from many_support import check_eight
 from support import loud_head, write_model
 
 from ppsd_rt.backend import Oracle, RunOptions
@@ -23,7 +24,7 @@ SCHEDULES = (
     "ppsd", "elastic", "elastic:stop_rule=beta", "elastic:stop_rule=calibrated", "auto",
 )  # fmt: skip
 GREEDY = SamplingParams(max_tokens=150, ignore_eos=True)
-SAMPLED = SamplingParams(max_tokens=150, ignore_eos=True, temperature=0.9, top_k=40, top_p=0.95, seed=7)
+SAMPLED = SamplingParams(max_tokens=150, ignore_eos=True, temperature=0.9, seed=7)  # filters go by the loop
 PROMPT = list(range(40, 90))
 
 
@@ -51,6 +52,12 @@ def test_every_schedule_gives_the_plain_answer(engine, schedule, params):
     plain = engine.generate(PROMPT, params, "plain").run()
     for _ in range(3):  # streams race differently every time
         assert engine.generate(PROMPT, params, schedule).run().ids == plain.ids
+
+
+@pytest.mark.parametrize("schedule", ["plain", "eesd:stop_rule=fixed,length=3", "auto"])
+def test_each_of_eight_is_what_it_is_alone(engine, schedule):
+    pytest.importorskip("llguidance")
+    check_eight(engine, schedule)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
