@@ -34,8 +34,8 @@ class Eagle:
         head = self.head
         compute = head.feature if verified else head.next_feature
         features = by_blocks(self.own.size, x.to(self._embedding), texts, lambda block, _: compute(block))
-        table = self._embedding if head.embed_tokens is None else head.embed_tokens.weight
-        embeddings = table[torch.tensor(ids, device=table.device)]
+        tokens = torch.tensor(ids, device=self._embedding.device)
+        embeddings = self._embedding[tokens] if head.embed_tokens is None else head.embed_tokens(tokens)
         return self.own.run(torch.cat((embeddings, features), dim=-1), texts).float()
 
     @torch.inference_mode()

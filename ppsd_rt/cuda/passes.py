@@ -46,9 +46,9 @@ class Void(Exception):
 
 
 class Row(NamedTuple):
-    """Of a launch. index: among the rows that were given. seat: of its key and value. pages: of its text."""
+    """Of a launch. number: among the rows that were given. seat: of its key and value. pages: of its text."""
 
-    index: int
+    number: int
     position: int
     seat: int = 0
     pages: Sequence[int] = ()
@@ -180,7 +180,7 @@ class CudaPasses:
         self, draws: Sequence[tuple[Where, Floats, int, Floats, Sequence[int]]], cancelled: Cancelled
     ) -> list[Floats] | None:
         """As in reference/passes.py: -> logits [draft vocabulary] after each text's last row, then of its own ids."""
-        ends = np.cumsum([len(exits) for _, exits, *_ in draws]) - 1
+        ends = (np.cumsum([len(exits) for _, exits, *_ in draws]) - 1).tolist()
         x = np.concatenate([exits for _, exits, *_ in draws])
         self._hear(x, ends, [(distance, heard) for _, _, distance, heard, _ in draws])
         try:
@@ -200,8 +200,8 @@ class CudaPasses:
         """Rows [n, hidden] -> logits [n, outputs], and the rows behind the head's final norm."""
         states = torch.from_numpy(x).to(self.device)
         if self._eagle is not None:
-            normed, logits = self._eagle.logits(states)
-            return _array(logits), normed
+            normed, scores = self._eagle.logits(states)
+            return _array(scores), normed
         assert self.weights.head is not None
         assert self._draft_head is not None
         logits, _ = self._chosen(self._draft_head, x, [Row(number, 0) for number in range(len(x))])
@@ -240,7 +240,7 @@ class CudaPasses:
         rows += [Row(row, at, self._spare + at % PAGE, texts[0][2]) for row, at in enumerate(siblings, first)]
         for some in _batches(rows):
             _go_on(cancelled)
-            index = [row.index for row in some]
+            index = [row.number for row in some]
             self._launch(name, partial(self._layers, name), x[index], some)
             out[index] = _array(self._at_taps.get(len(self.weights.layers), self._work.x)[: len(some)])
             for place, tap in enumerate(self.taps):
@@ -269,7 +269,7 @@ class CudaPasses:
         """Logits [rows, outputs], and what each row's seed and temperature choose of them."""
         logits, ids = list[Floats](), list[int]()
         for some in _batches(rows):
-            self._launch(head.name, partial(self._head, head), x[[row.index for row in some]], some)
+            self._launch(head.name, partial(self._head, head), x[[row.number for row in some]], some)
             logits.append(np.array(_array(head.logits[: len(some)])))
             ids += head.choices[: len(some)].tolist()
         return np.concatenate(logits), ids
