@@ -7,7 +7,7 @@ decoding, whatever the company: so a row has the bits that it has alone, and tha
 Each step, a stack of layers or an LM head for so many tiles, is captured when it first runs, where that can be.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -79,7 +79,7 @@ class CudaPasses:
     def __init__(
         self,
         weights: DeviceWeights,
-        pages: int = 0,
+        pages: int,
         eagle: Eagle | None = None,
         *,
         pdl: bool = False,
@@ -168,13 +168,14 @@ class CudaPasses:
 
     def logits(self, rows: Sequence[tuple[int, int]]) -> Floats:
         """Of rows of the last `late`, and their positions -> [rows, vocabulary]."""
-        return self._chosen(self._lm_head, self._last, [Row(*row) for row in rows])[0]
+        return self._logits(self._lm_head, self._last, [Row(*row) for row in rows])
 
     def choose(self, rows: Sequence[tuple[int, int, int, float]]) -> list[int]:
         """Of rows of the last `late`, the position of the token to choose, seed and temperature (0: greedy) -> ids; -1
         where a logit is no number."""
-        chosen = [Row(row, position, seed=seed, temperature=heat) for row, position, seed, heat in rows]
-        return self._chosen(self._lm_head, self._last, chosen)[1]
+        asked = [Row(row, position, seed=seed, temperature=heat) for row, position, seed, heat in rows]
+        batches = self._batches_of(self._lm_head, self._last, asked)
+        return [id for some in batches for id in self._lm_head.choices[some].tolist()]
 
     def draw(
         self, draws: Sequence[tuple[Where, Floats, int, Floats, Sequence[int]]], cancelled: Cancelled
@@ -204,7 +205,7 @@ class CudaPasses:
             return _array(scores), normed
         assert self.weights.head is not None
         assert self._draft_head is not None
-        logits, _ = self._chosen(self._draft_head, x, [Row(number, 0) for number in range(len(x))])
+        logits = self._logits(self._draft_head, x, [Row(number, 0) for number in range(len(x))])
         return logits, normalise_twin(states, self.weights.head.norm, self.weights.config.rms_norm_eps)
 
     def eagle(self, texts: Sequence[Where], ids: Sequence[int], x: Floats, verified: bool) -> Floats:
@@ -265,14 +266,14 @@ class CudaPasses:
                 tapped[:, place] = _array(x)
         return _array(x)
 
-    def _chosen(self, head: LmHead, x: Floats, rows: Sequence[Row]) -> tuple[Floats, list[int]]:
-        """Logits [rows, outputs], and what each row's seed and temperature choose of them."""
-        logits, ids = list[Floats](), list[int]()
+    def _batches_of(self, head: LmHead, x: Floats, rows: Sequence[Row]) -> Iterator[slice]:
+        """After each: rows whose logits, and what is chosen of them, stand in the head's memory."""
         for some in _batches(rows):
             self._launch(head.name, partial(self._head, head), x[[row.number for row in some]], some)
-            logits.append(np.array(_array(head.logits[: len(some)])))
-            ids += head.choices[: len(some)].tolist()
-        return np.concatenate(logits), ids
+            yield slice(len(some))
+
+    def _logits(self, head: LmHead, x: Floats, rows: Sequence[Row]) -> Floats:
+        return np.concatenate([np.array(_array(head.logits[some])) for some in self._batches_of(head, x, rows)])
 
     def _hear(self, x: Floats, ends: Sequence[int], heard: Sequence[tuple[int, Floats]]) -> None:
         """What a feedback head adds to the last row of each text, by the distance of the newest verified one."""

@@ -66,12 +66,10 @@ def side_by_side(engine, gpu, schedule):
     graphs = None if engine.backend.facts()["launches"] == "one by one" else StepGraphs(device, backend.Recorder())
     passes = CudaPasses(engine.backend.weights, 4, pdl=gpu.sm >= 90, graphs=graphs)
     loop = _native.Loop.of_passes(passes, 4, 8, 16)
-    streams = [
-        loop.add(
-            prompt, params, parse_schedule(schedule if place else "plain"), Limits(len(prompt) + params.max_tokens)
-        )
-        for place, (prompt, params) in enumerate(asked)
-    ]
+    streams = []
+    for place, (prompt, params) in enumerate(asked):
+        drafts, limits = parse_schedule(schedule if place else "plain"), Limits(len(prompt) + params.max_tokens)
+        streams.append(loop.add(prompt, params.for_backend(prompt), drafts, limits))
     told = [[event for event in stream if isinstance(event, Round)] for stream in streams]
     together = [tuple(token for round in rounds for token in round.committed) for rounds in told]
     return alone, together
