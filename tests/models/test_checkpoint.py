@@ -68,10 +68,6 @@ def test_weights_stay_mapped_from_the_file(folder):
     assert any(int(low, 16) <= address < int(high, 16) for low, high in ranges)
 
 
-def test_dtype_is_converted(folder):
-    assert all(p.dtype == torch.bfloat16 for p in build(Checkpoint(folder), torch.bfloat16).parameters())
-
-
 def test_hash_tells_models_apart_but_not_dtypes(folder, tmp_path):
     hash = Checkpoint(folder).hash
     assert Checkpoint(write_model(tmp_path / "other", tiny_model(seed=1))).hash != hash
@@ -161,29 +157,18 @@ def to_integers(tensors):
     tensors["model.norm.weight"] = torch.ones(64, dtype=torch.int8)
 
 
-def to_double(tensors):
-    tensors["model.norm.weight"] = torch.ones(64, dtype=torch.float64)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (drop, "model.layers.3.mlp.up_proj.weight is missing"),
         (reshape, r"model.norm.weight has shape \(63,\).*\(64,\)"),
         (to_integers, "model.norm.weight has dtype I8"),
-        (to_double, "model.norm.weight has dtype F64"),
     ],
 )
 def test_wrong_tensors_are_named(folder, change, words):
     rewrite(folder, change)
     with pytest.raises(PpsdError, match=words):
         build(Checkpoint(folder))
-
-
-def test_no_weights(folder):
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(PpsdError, match="neither model.safetensors"):
-        Checkpoint(folder)
 
 
 def test_missing_shard(folder):
@@ -215,17 +200,6 @@ def test_index_that_lies(folder):
         Checkpoint(folder)
 
 
-def test_every_truncation_is_one_line(folder):
-    path = folder / "model.safetensors"
-    data = path.read_bytes()
-    header = 8 + int.from_bytes(data[:8], "little")
-    for length in [0, 1, 7, 8, 9, header // 2, header - 1, header, header + 1, len(data) // 2, len(data) - 1]:
-        path.write_bytes(data[:length])
-        with pytest.raises(PpsdError) as caught:
-            build(Checkpoint(folder), torch.bfloat16)
-        assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_a_tensor_that_is_there_twice(folder):
     """Of which the library takes the last."""
     path = folder / "model.safetensors"
@@ -253,11 +227,4 @@ def test_no_regular_file_in_the_place_of_the_weights(folder, make):
     (folder / "model.safetensors").unlink()
     make(folder / "model.safetensors")
     with pytest.raises(PpsdError, match="model.safetensors is not a regular file"):
-        Checkpoint(folder)
-
-
-def test_a_folder_in_the_place_of_a_file(folder):
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors").mkdir()
-    with pytest.raises(PpsdError, match="model.safetensors is a folder, not a safetensors file"):
         Checkpoint(folder)

@@ -72,17 +72,6 @@ def test_saved_and_loaded_head_is_the_same(kind, checkpoint, tmp_path):
     assert not list(tmp_path.glob("*.unfinished"))
 
 
-def test_the_file_is_one_that_safetensors_reads(checkpoint, tmp_path):
-    """bfloat16 included, which numpy has no name for."""
-    path = tmp_path / "head.safetensors"
-    head = tiny_head(tiny_model(), "layer")
-    head.save(path)
-    tensors = load_file(path)
-    for name, parameter in head.named_parameters():
-        assert torch.equal(tensors[name], parameter.bfloat16())
-    assert tensors["draft_ids"].tolist() == head.draft_ids.tolist()
-
-
 def test_norm_head_without_a_file(checkpoint):
     model = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
     head = ExitHead.from_file(HeadFile.norm(2, checkpoint), model)
@@ -214,18 +203,6 @@ def test_damaged_files_are_one_line(checkpoint, tmp_path):
     refused("truncated or corrupt")
 
 
-@pytest.mark.parametrize("recipe", ["[" * 100_000, "[]", "9" * 5000, '{"a": "\\ud800"}'])
-def test_metadata_that_is_no_object_is_one_line(recipe, checkpoint, tmp_path):
-    path = tmp_path / "head.safetensors"
-    tiny_head(tiny_model(), hash=checkpoint.hash).save(path)
-    tensors, metadata = load_file(path), read_metadata(path)
-    save_file(tensors, path, {**metadata, "recipe": recipe})
-    with pytest.raises(PpsdError, match="metadata is damaged") as caught:
-        HeadFile.load(path, checkpoint)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 600
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -233,9 +210,6 @@ def test_metadata_that_is_no_object_is_one_line(recipe, checkpoint, tmp_path):
         ("norm:1:0", "0 ids is out of range"),
         ("norm:100000000000", "1 to 3"),
         ("norm:" + "9" * 5000, "is not understood"),
-        ("norm:1:" + "9" * 5000, "is not understood"),
-        ("norm:1:", "is not understood"),
-        ("norm:x", "is not understood"),
         ("x" * 5000, "File name too long"),
         ("a\0b", "null"),
     ],

@@ -1,6 +1,5 @@
 """A GGUF file as a checkpoint of its own: the same numbers as the folder that it can be converted to, bit by bit."""
 
-import os
 import tracemalloc
 from pathlib import Path
 
@@ -78,11 +77,6 @@ def test_tensors_configuration_and_hash_are_those_of_the_converted_folder(pair: 
     assert mapped.parameters == folder.parameters == sum(tensor.size for tensor in folder.tensors.values())
     assert mapped.stored_as == sorted({kind.name for kind in (*BLOCK_KINDS, Kind.F16, Kind.BF16, Kind.F32)})
     assert folder.stored_as == ["float32"]
-
-
-def test_the_hash_knows_nothing_of_the_name(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    os.link(pair[0], tmp_path / "another.gguf")
-    assert Checkpoint(tmp_path / "another.gguf").hash == Checkpoint(pair[0]).hash
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS, ids=lambda kind: kind.name)
@@ -229,12 +223,6 @@ def test_part_under_another_name_is_refused(parts: list[Path], tmp_path: Path) -
         (tmp_path / name).rename(parts[0])
 
 
-def test_parts_may_be_written_in_capitals(parts: list[Path], tmp_path: Path) -> None:
-    for part in parts:
-        part.rename(tmp_path / part.name.upper())
-    assert len(Checkpoint(tmp_path / "M-00002-OF-00003.GGUF").tensors) == 20
-
-
 def test_part_in_the_place_of_another_is_refused(parts: list[Path]) -> None:
     parts[1].write_bytes(parts[2].read_bytes())
     assert f"{parts[1]}: this is not part 2 of 3, as its name says" in refusal(parts[0])
@@ -257,20 +245,6 @@ def test_part_of_another_model_is_refused(parts: list[Path], tmp_path: Path) -> 
 # ---------------------------------------------------------------------------------------------------------------------
 # What packing makes of blocks
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_iq4_blocks_by_hand() -> None:
-    """One block of each type, worked out on paper from llama.cpp's structs."""
-    half = np.array([0.5], np.float16).tobytes()
-    block = np.frombuffer(half + bytes([0xF0] + [0x08] * 15), np.uint8).reshape(1, 18)
-    row = _native.Blocks(block, "IQ4_NL", 32).row(0)
-    assert row.tolist() == [0.5 * -127, *[0.5 * 1] * 15, 0.5 * 113, *[0.5 * -127] * 15]
-
-    # Scales of six bits less 32: the first group has 0b01_0011 - 32 = -13, all others 0b10_0000 - 32 = 0.
-    high = sum(0b10 << 2 * group for group in range(1, 8)) | 0b01
-    data = half + high.to_bytes(2, "little") + bytes([0x03, 0, 0, 0]) + bytes([0x51] * 128)
-    row = _native.Blocks(np.frombuffer(data, np.uint8).reshape(1, 136), "IQ4_XS", 256).row(0)
-    assert row.tolist() == [*[0.5 * -13 * -104] * 16, *[0.5 * -13 * -35] * 16, *[0.0] * 224]
 
 
 def test_q8_0_comes_through_int8_unchanged() -> None:
