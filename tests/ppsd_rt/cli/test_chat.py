@@ -18,7 +18,7 @@ from ppsd_rt import Engine
 from ppsd_rt.cli import chat
 from ppsd_rt.cli import main as cli
 
-ENTER, DOWN_A_LINE, UP, END = "\r", "\x1b\r", "\x1b[A", "\x04"
+ENTER, UP, END = "\r", "\x1b[A", "\x04"
 
 
 def pasted(text):
@@ -64,10 +64,6 @@ def test_text_that_is_pasted_is_one_turn(converse):
     assert (status, turns(asked)) == (0, ["one\n  two\n\nthree", "next"])
     assert asked[1][0] == "one\n  two\n\nthree"  # the history goes with it
     assert "/help" in err.splitlines()[1]
-
-
-def test_a_new_line_can_be_typed(converse):
-    assert turns(converse(f"one{DOWN_A_LINE}two{ENTER}{END}")[1]) == ["one\ntwo"]
 
 
 def test_commands_are_not_sent_to_the_model(converse):
@@ -184,10 +180,6 @@ def test_from_a_pipe_the_oldest_turns_are_dropped_without_a_question(folder, tmp
     assert "the context of 512 tokens is full: the oldest 2 turns dropped" in result.stderr
 
 
-def test_a_pasted_text_that_begins_with_a_command_is_a_text(converse):
-    assert turns(converse(pasted("/exit now\nis a command") + ENTER + END)[1]) == ["/exit now\nis a command"]
-
-
 def test_history_goes_from_one_conversation_to_the_next(converse):
     converse(pasted("first\nturn") + ENTER + END)
     assert turns(converse(UP + ENTER + END)[1]) == ["first\nturn"]
@@ -215,18 +207,3 @@ def test_the_history_is_bounded(tmp_path, monkeypatch):
     chat.keep_turn(path, "z" * 200)
     assert path.stat().st_size <= 100
     assert json.loads(path.read_text()) == []
-
-
-def test_a_history_that_cannot_be_kept_is_no_error(converse, tmp_path):
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "chat").touch()
-    assert turns(converse("hi" + ENTER + END)[1]) == ["hi"]
-
-
-def test_quiet_leaves_the_answers_and_what_was_asked_for(converse):
-    status, asked, out, err = converse(f"hi{ENTER}/help{ENTER}/no{ENTER}{'x' * 600}{ENTER}{END}", "--quiet")
-    assert (status, turns(asked)[0]) == (0, "hi")
-    assert chat.HELP in out
-    unknown, long = err.splitlines()
-    assert unknown.startswith("ppsd-run: there is no command /no")
-    assert "context of 512" in long

@@ -1,6 +1,5 @@
 """`ppsd-run` as a user meets it: what it prints, its exit status, and one line for everything that goes wrong."""
 
-import importlib.metadata
 import io
 import json
 import os
@@ -17,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from support import EOS, slow, tiny_head, tiny_model, write_model
+from support import EOS, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError
-from ppsd_rt.cli import common, generate, info
+from ppsd_rt.cli import generate
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cli.commands import COMMANDS
 from ppsd_rt.cli.drafts import show_drafts
@@ -170,12 +169,8 @@ def test_an_interrupted_answer_ends_with_what_was_held_back(run, monkeypatch):
     ("options", "words"),
     [
         (["--rank-timeout", "nan"], "--rank-timeout"),
-        (["--rank-timeout", "inf"], "--rank-timeout"),
         (["--rank-timeout", "1e30"], "--rank-timeout"),
-        (["--rank-timeout", "0"], "--rank-timeout"),
         (["--link-ms", "nan"], "--link-ms"),
-        (["--link-ms", "-1"], "--link-ms"),
-        (["--link-ms", "1e18"], "--link-ms"),
         (["--link-ms", "15000"], "10000"),
         (["--link-ms", "500", "--rank-timeout", "0.9"], "450"),
         (["--learn", "answers"], "over ranks"),
@@ -228,13 +223,6 @@ def test_a_model_without_a_chat_template_says_so(folder, tmp_path, run):
         status, _, err = run(*args, *options, model=False)
         assert (status, "has no chat template: the prompt is continued as plain text" in err) == (0, said)
     assert "no chat template" not in run("hi", "-n", 2)[2]
-
-
-def test_prompt_from_standard_input(folder):
-    command = [sys.executable, "-m", "ppsd_rt", "--model", folder, "-n", "3", "--json", "--raw"]
-    for args in ([], ["-"]):
-        result = subprocess.run([*command, *args], input="abc", capture_output=True, text=True, check=True)
-        assert len(json.loads(result.stdout)["prompt_ids"]) == 3
 
 
 def test_single_words_are_prompts_and_commands_where_that_is_said():
@@ -394,37 +382,15 @@ def test_no_eos_in_any_file_of_the_model_ends_at_the_tokenizers(tmp_path):
     assert Engine.from_pretrained(folder).config.eos_token_ids == (EOS,)
 
 
-def test_info_and_heads_without_torch(run, monkeypatch):
-    """Which the C++ backend does not need: it may not be installed."""
-
-    def version(package):
-        if package == "torch":
-            raise importlib.metadata.PackageNotFoundError(package)
-        return importlib.metadata.version(package)
-
-    monkeypatch.setattr(info, "version", version)
-    status, out, _ = run("info", "--json")
-    assert (status, json.loads(out)["machine"]["torch"]) == (0, None)
-    status, out, _ = run("heads", "norm:2", "--limit", 1, "-n", 2, "-o", "json")
-    assert (status, json.loads(out.splitlines()[-1])["machine"]["torch"]) == (0, None)
-
-
 @pytest.mark.parametrize(
     ("args", "status", "words"),
     [
         (["x", "--model", "/no/such/folder"], 1, "/no/such/folder"),
         (["x", "--model", "smolm2-135m"], 1, "smollm2-135m"),
-        (["x", "--temperature", "hot"], 2, "--temperature"),
         (["x", "--temperature", "-1"], 2, "temperature"),
-        (["x", "--temperature", "1e-38"], 2, "temperature"),
-        (["x", "--repetition-penalty", "1e-300"], 2, "repetition_penalty"),
-        (["x", "--presence-penalty", "3"], 2, "presence_penalty"),
         (["x", "--logprobs", "21", "--json"], 2, "logprobs"),
         (["x", "--logprobs", "2"], 2, "--logprobs needs --json"),
-        (["x", "--max-tokens", "0"], 2, "max_tokens"),
-        (["x", "--top-p", "2"], 2, "top_p"),
         (["x", "--schedule", "warp"], 2, "warp"),
-        (["x", "--schedule", "eesd:length=99"], 2, "max_chunk"),
         (["x", "--no-such-option"], 2, "--no-such-option"),
         (["x", "y"], 2, "y"),
         (["x", "--chat"], 2, "two of them"),
@@ -433,14 +399,11 @@ def test_info_and_heads_without_torch(run, monkeypatch):
         (["--prompts", "/no/such/file"], 2, "/no/such/file"),
         (["convert", "/no/such.gguf", "/tmp/out"], 1, "/no/such.gguf"),
         (["check", "--sampling", "hot"], 2, "hot"),
-        (["x", "--stop", ""], 2, "stop strings"),
         (["x", "--threads", "0"], 2, "threads"),
-        (["x", "--threads", "9999"], 2, "threads"),
         (["check", "--limit", "0"], 2, "--limit"),
         (["distill", "--out", "x.bin"], 2, ".safetensors"),
         (["distill", "--out", "/dev/null/x.safetensors"], 1, "/dev/null"),
         (["distill", "--out", "x.safetensors", "--exit-layer", "six"], 2, "--exit-layer"),
-        (["distill", "--out", "x.safetensors", "--tokens", "9" * 20], 2, "--tokens"),
         (["chatt"], 2, "'chatt' is not a command: write ppsd-run --chat (as a prompt it goes after --"),
         (["server"], 2, "'server' is not a command"),
         (["chekc", "--limit", "3"], 2, "write ppsd-run check "),
@@ -448,20 +411,12 @@ def test_info_and_heads_without_torch(run, monkeypatch):
         (["x", "--temprature", "0.5"], 2, "unknown option '--temprature'; did you mean --temperature?"),
         (["lab", "bench", "generate", "--propmts=x"], 2, "unknown option '--propmts'; did you mean --prompts?"),
         (["--", "info", "--json"], 2, "--json must come before --"),
-        (["why", "is"], 2, "'is' is one argument too many"),
         (["x", "--trace", ""], 2, "argument --trace: the name is empty"),
         (["x", "--stages", "two"], 2, "argument --stages: 'two' is not a whole number"),
         (["x", "--max-tokens", "9" * 5000], 2, "--max-tokens"),
-        (["x", "--top-p", "0." + "9" * 5000 + "x"], 2, "--top-p"),
-        (["x", "--threads", "9" * 5000], 2, "--threads"),
         (["x", "--device", "cuda:128", "--backend", "torch"], 2, "device 'cuda:128'"),
-        (["x", "--device", "cuda:" + "9" * 20], 2, "N from 0 to 99"),
-        (["x", "--schedule", "eesd:length=" + "9" * 5000], 2, "too large"),
-        (["lab", "simulate", "--stages", "9" * 5000], 2, "--stages"),
         (["lab"], 2, "lab is followed by one of bench, simulate, eval"),
-        (["bench", "generate", "-n", "9" * 5000], 2, "--max-tokens"),  # its name of earlier days
         (["lab", "bench", "generate", "-n", "9" * 5000], 2, "--max-tokens"),
-        (["x", "--schedule", "a\nb\x1b[31m"], 2, r"a\nb\x1b[31m"),
         (["convert", "/no\n\x1b/such.gguf", "/tmp/out"], 1, r"/no\n\x1b/such.gguf"),
     ],
 )
@@ -481,29 +436,15 @@ def test_bad_prompts_are_one_line(run, tmp_path, monkeypatch):
     path = tmp_path / "prompts.jsonl"
     good = '{"id": "a", "prompt": "one"}\n'
     cases = {
-        "": "holds no prompts",
-        "\n\n": "holds no prompts",
-        "{": "line 1",
-        good + "[" * 100_000: "line 2",
-        good + "[]": "line 2",
-        '{"id": 1}': '"prompt"',
-        '{"id": null, "prompt": "x"}': '"id"',
-        '{"id": 1, "prompt": 2}': '"prompt"',
         good + good: "'a'",
         '{"id": "a\\u001b[31m\\nb", "prompt": " "}': r"prompt a\x1b[31m\nb: the prompt is empty",
         good + '{"id": 2, "prompt": " "}': "prompt 2: the prompt is empty",
         good + json.dumps({"id": 2, "prompt": "x" * 600}): "prompt 2: the prompt has",
-        good + '{"id": 2, "prompt": "\\ud800"}': "line 2: not JSON (it holds a lone surrogate",
     }
     for content, words in cases.items():
         path.write_text(content)
         status, out, err = run("--prompts", path, "--json")
         assert (status, out, len(err.strip().splitlines())) == (2, "", 1)
-        assert words in err
-    monkeypatch.setattr(common, "MOST_BYTES", 1 << 20)
-    for name, words in ((tmp_path, "directory"), (tmp_path / "nowhere", "exist"), ("/dev/zero", "more than 1 MiB")):
-        status, _, err = run("--prompts", name)
-        assert status == 2
         assert words in err
     long = "x" * 600
     status, _, err = run(long)
@@ -523,32 +464,23 @@ def test_prompts_as_other_programs_write_them(run, tmp_path):
     assert [json.loads(line)["id"] for line in out.split("\n")[:-1]] == [0, 1]
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_heads_that_cannot_be_used_are_one_line(run, head, tmp_path, backend):
+def test_heads_that_cannot_be_used_are_one_line(run, head, tmp_path):
     cut, other = tmp_path / "cut.safetensors", tmp_path / "other.safetensors"
     cut.write_bytes(head.read_bytes()[:-100])
     tiny_head(tiny_model(), hash="another").save(other)
     (tmp_path / "text").write_text("hello")
     cases = [
+        ("", 2, "empty"),
         (cut, 1, "truncated"),
         (other, 1, "was trained for"),
-        (tmp_path, 1, "folder"),
-        (tmp_path / "text", 1, "text"),
-    ]
-    cases += [
-        ("norm:0", 1, "layers 1 to 3"),
-        ("norm:4", 1, "layers 1 to 3"),
-        ("norm:x", 2, "norm:LAYER"),
-        ("", 2, "empty"),
     ]
     for name, expected, words in cases:
-        status, out, err = run("x", "--exit-head", name, "--backend", backend)
+        status, out, err = run("x", "--exit-head", name)
         assert (status, out, len(err.strip().splitlines())) == (expected, "", 1)
         assert words in err
 
 
-@pytest.mark.parametrize("backend", ["cpu", slow("torch")])
-def test_extreme_values_are_taken_or_refused(run, head, backend):
+def test_extreme_values_are_taken_or_refused(run, head):
     for option in (
         ["--top-k", 2**40],
         ["--seed", 2**64 - 1],
@@ -558,7 +490,7 @@ def test_extreme_values_are_taken_or_refused(run, head, backend):
         ["--temperature", "1e-6"],
         ["--temperature", "1e300"],
     ):
-        status, _, err = run("x" * 450, "-n", 3, "--raw", "--exit-head", head, "--backend", backend, *option)
+        status, _, err = run("x" * 450, "-n", 3, "--raw", "--exit-head", head, *option)
         assert status == 0
         assert REASON.search(err.splitlines()[0])
 
@@ -645,18 +577,11 @@ def test_standard_output_that_is_closed_or_full(folder, tmp_path):
         assert result.returncode == 1
         assert result.stderr.splitlines()[-1].startswith("ppsd-run: No space left")
         assert "Traceback" not in result.stderr
-        for what in ("--help", f"info --model {folder}"):
-            line = f"{sys.executable} -m ppsd_rt {what} >/dev/full"
-            result = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
-            assert (result.returncode, result.stderr) == (1, "ppsd-run: No space left on device\n")
         result = subprocess.run(["bash", "-c", f"{command} x --trace /dev/full"], capture_output=True, text=True)
         assert result.returncode == 1
         assert (
             result.stderr.splitlines()[-1] == "ppsd-run: cannot write the trace to /dev/full: No space left on device"
         )
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    result = subprocess.run(["bash", "-c", f"{command} x -t 1 -n 60"], capture_output=True, text=True, env=ascii_only)
-    assert result.returncode == 0
 
 
 def test_text_that_is_not_utf_8_is_told_from_a_locale_that_is_not(folder):
@@ -673,20 +598,6 @@ def test_text_that_is_not_utf_8_is_told_from_a_locale_that_is_not(folder):
         result = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
         assert (result.returncode, result.stdout) == (2, "")
         assert words in result.stderr.splitlines()[-1]
-
-
-def test_the_default_model_without_network_or_cache(tmp_path):
-    """Neither a readable cache nor an index to fetch from: one line, status 1."""
-    environment = {**os.environ, "PPSD_CACHE": str(tmp_path / "cache"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
-    result = subprocess.run([sys.executable, "-m", "ppsd_rt", "hi"], capture_output=True, text=True, env=environment)
-    assert result.returncode == 1
-    assert "Traceback" not in result.stderr
-    assert result.stderr.strip().splitlines()[-1].startswith("ppsd-run: smollm2-135m could not be downloaded")
-    (tmp_path / "file").write_text("")
-    environment["PPSD_CACHE"] = str(tmp_path / "file")
-    result = subprocess.run([sys.executable, "-m", "ppsd_rt", "hi"], capture_output=True, text=True, env=environment)
-    assert result.returncode == 1
-    assert result.stderr.strip().splitlines()[-1].startswith("ppsd-run: cannot write to the cache")
 
 
 def in_terminal(command, interrupt=False):

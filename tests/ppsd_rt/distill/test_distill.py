@@ -31,7 +31,7 @@ from ppsd_rt.distill.successors import count_successors, foreseen
 from ppsd_rt.distill.train import Trainer, TrainSettings, batches
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
-from ppsd_rt.models.checkpoint import Checkpoint, save
+from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadFile, HeadInfo
 from ppsd_rt.models.llama import LlamaForCausalLM, causal_attention
@@ -224,21 +224,6 @@ def test_requests_are_about_what_was_said(tokenizer, mix):
 
 
 @torch.no_grad()
-def test_greedy_answers_are_what_the_model_says(model, generated):
-    """Recomputed in one ordinary pass: slots, shared beginnings and per-slot positions leave no trace."""
-    rope, checked = Rope(model.config, 1024), 0
-    for conversation in generated.finished:
-        if conversation.temperature == 0:
-            hidden, _ = model.forward_batch(torch.tensor([conversation.ids]), rope)
-            logits = model.lm_head(hidden)[0, conversation.answer - 1 : -1]
-            true = torch.tensor(conversation.ids[conversation.answer :])
-            best = logits.max(-1).values
-            assert (logits.gather(1, true[:, None])[:, 0] >= best - 1e-3).all()  # equal but for rounding
-            checked += len(true)
-    assert checked > 200
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("fused", [False, slow(True)])
 @pytest.mark.parametrize("family", ["llama", *FAMILIES])
 def test_torch_writes_what_the_model_says_in_every_family(family, fused):
@@ -266,21 +251,6 @@ def test_torch_writes_what_the_model_says_in_every_family(family, fused):
         assert (true >= logits.max(-1).values - 1e-3).all(), "equal but for rounding"
 
 
-def test_a_sampler_that_is_stopped_gives_what_there_is(model):
-    sampler = TorchSampler(model, 2, 100, 1, ())
-    begun = sampler.write([1, 2, 3], 1.0, 0, 90)
-    sampler.step()
-    late = sampler.write([4], 1.0, 0, 90)
-    sampler.stop()
-    assert begun.over and len(begun.written) == sampler.stride
-    assert late.written == []
-    again = TorchSampler(model, 2, 100, 1, ())
-    same = again.write([1, 2, 3], 1.0, 0, 90)
-    again.step()
-    again.stop()
-    assert same.written == begun.written, "the same seed, the same text"
-
-
 def test_as_many_slots_as_memory_holds(model):
     """What a sampler holds is within what is counted for it, and no slot more fits."""
     passing = -slots_within(0, model, 100)
@@ -290,15 +260,11 @@ def test_as_many_slots_as_memory_holds(model):
     assert passing > 0
 
 
-@pytest.mark.parametrize("native", [slow(False), True])
-def test_sampled_answers_follow_their_temperature(folder, model, tokenizer, native):
+def test_sampled_answers_follow_their_temperature(folder, model, tokenizer):
     """Mean log-probability of warm answers, against its expectation: the model's entropy at that temperature."""
     mix = mix_of(tokenizer, frozenset({EOS}))
-    if native:
-        backend = CpuBackend(Checkpoint(folder), "float32", "cpu", 1)
-        sampler = NativeSampler(backend, 24, capacity(mix), (), mix.end_ids)
-    else:
-        sampler = TorchSampler(model, 24, capacity(mix), 8, mix.end_ids)
+    backend = CpuBackend(Checkpoint(folder), "float32", "cpu", 1)
+    sampler = NativeSampler(backend, 24, capacity(mix), (), mix.end_ids)
     generated = written(SelfText(sampler, mix, seed=8), 600)
     rope = Rope(model.config, 1024)
     for temperature in (0.4, 1.0):
@@ -513,21 +479,6 @@ def test_what_follows_most_often_is_counted():
 
 
 @pytest.mark.slow
-def test_training_goes_on_from_a_head(job, tmp_path):
-    first = job("first", kinds=("layer",), exit_layers=(2,))
-    play(first.sample())
-    play(first.train())
-    (path,) = first.save(lambda head, size: tmp_path / "head.safetensors")
-    second = job("second", kinds=("feedback",), exit_layers=(2,), text=first.folder, begin=path)
-    play(second.sample())
-    play(second.train())
-    held_out = shards.read_shard(first.folder, 0)
-    (before,) = Trainer(second.model, second._fresh_heads(), [], second.settings.train, 1).accept(held_out)
-    assert before == pytest.approx(first.acceptance[0], abs=0.01)  # the file is in int8
-    assert second.acceptance[0][0] > before[0]
-
-
-@pytest.mark.slow
 def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(job, monkeypatch):
     monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
     whole = job("whole")
@@ -606,38 +557,6 @@ def test_damaged_files_say_what_to_delete(job, monkeypatch):
     assert play(again.train(), count=1).done == 3  # nothing that was not damaged is lost
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("lengths", [[3, 2]]),
-        ("lengths", [3.0, 2.0]),
-        ("lengths", [6, -1]),
-        ("lengths", [3, 1]),
-        ("answers", [1, 9]),
-        ("answers", [1]),
-        ("ids", [1, 2, 3, 4, -5]),
-        ("states", [[0.0]] * 5),  # of another type
-        ("states", [0] * 5),
-        ("states", [[0]] * 4),
-    ],
-)
-def test_a_shard_that_does_not_fit_together_is_damaged(tmp_path, name, value):
-    def write(**changes):
-        lists = {"ids": [1, 2, 3, 4, 5], "lengths": [3, 2], "answers": [1, 0], "greedy": [1, 0], "families": [0, 0]}
-        lists = {**lists, "states": [[0]] * 5, **changes}
-        arrays = {key: np.array(values) for key, values in lists.items()}
-        arrays = {key: a.astype(np.float32 if a.dtype.kind == "f" else np.int32) for key, a in arrays.items()}
-        states = arrays.pop("states")
-        save(shards.states_path(tmp_path, 0), {"2": states if states.dtype.kind == "f" else states.astype("u2")}, {})
-        save(shards.shard_path(tmp_path, 0), arrays, {})
-
-    write()
-    assert [text.ids.tolist() for text in shards.read_shard(tmp_path, 0)] == [[1, 2, 3], [4, 5]]
-    write(**{name: value})
-    with pytest.raises(PpsdError, match="are damaged: delete text-00000.safetensors"):
-        shards.read_shard(tmp_path, 0)
-
-
 def test_a_head_is_written_where_no_held_out_answer_is_greedy(job, tmp_path, monkeypatch):
     def read_shard(folder, number):
         return [replace(text, greedy=number > 0) for text in shards.read_shard(folder, number)]
@@ -708,15 +627,6 @@ def check_heads(folder, tmp_path, told):
         assert (head.info.kind, head.info.recipe["kinds"]) == (kind, ["adapter", "feedback"])
 
 
-def test_the_command(folder, tmp_path, capsys):
-    assert main(command(folder, tmp_path, threads=1)) == 0
-    said = capsys.readouterr()
-    check_heads(folder, tmp_path, said.out)
-    assert "held-out prompts" not in said.out
-    assert re.search(r"sampling 32,768 tokens takes about .+ on this machine, training 3 steps about .+;", said.err)
-    assert said.out.count("plain decoding on this machine") + said.out.count("no use on this machine") == 2
-
-
 def test_a_head_for_prompts_of_ones_own(folder, tmp_path, capsys):
     """It goes on from a head, and says how right both are on prompts that are held out; judged ones are left out."""
     mine, judged, out = (tmp_path / name for name in ("mine.jsonl", "judged.txt", "again.safetensors"))
@@ -759,18 +669,6 @@ def prompts_in(tokenizer, text):
     )
 
 
-def test_tokens_that_are_rounded_are_told_before_it_starts(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Distillation, "forecast", lambda job: Forecast(16 * 1024, 1.0, TrainSettings()))
-    monkeypatch.setattr(Distillation, "sample", lambda job: iter(()))
-    monkeypatch.setattr(Distillation, "train", lambda job: (_ for _ in ()).throw(PpsdError("enough")))
-    begin = ["distill", "-m", str(folder), "--dtype", "float32", "--threads", "1", "--slots", "16", "--tokens"]
-    for number, (tokens, said) in enumerate({"3000": True, "16384": False}.items()):
-        assert main([*begin, tokens, "--out", str(tmp_path / f"head{number}.safetensors")]) == 1
-        assert (
-            "--tokens 3,000 becomes 16,384: shards of 16,384 (1024 in each of 16 slots" in capsys.readouterr().err
-        ) == said
-
-
 def test_a_run_of_so_many_hours(folder, tmp_path, monkeypatch, capsys):
     """A second for a shard and a second for its three epochs: two hours are 3599 shards, and one held out."""
     monkeypatch.setattr(
@@ -809,24 +707,6 @@ def test_a_short_run_has_smaller_shards(folder, tmp_path, monkeypatch):
     assert main(begin) == 1
     assert main([*begin, "--resume"]) == 1
     assert planned == [(32, 32 * 1024)] * 2
-
-
-@pytest.mark.parametrize(
-    ("there", "words"),
-    [
-        (1, "sampling 32,768 tokens takes about 2 s on this machine, training"),
-        (3, "all of its text has been sampled, training"),
-    ],
-)
-def test_text_that_is_there_is_not_foreseen(folder, tmp_path, monkeypatch, capsys, there, words):
-    """Two shards and one held out, of which an earlier run has left some."""
-    monkeypatch.setattr(Distillation, "forecast", lambda job: Forecast(16 * 1024, 1.0, TrainSettings()))
-    monkeypatch.setattr(Distillation, "prepare", lambda job, resume: (_ for _ in ()).throw(PpsdError("enough")))
-    for number in range(there):
-        shards.shard_path(tmp_path, number).touch()
-    options = ["--out", str(tmp_path / "head.safetensors"), "--dtype", "float32", "--threads", "1", "--slots", "16"]
-    assert main(["distill", "-m", str(folder), *options, "--text", str(tmp_path), "--tokens", "32768"]) == 1
-    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
