@@ -3,13 +3,12 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from statistics import fmean
 
 import pytest
 
 from ppsd_rt.cli import main as cli
-from ppsd_rt.lab.cluster import Replica, Request, Shape, accepted, poisson, quantile, run, users
+from ppsd_rt.lab.cluster import Replica, Request, Shape, poisson, run
 
 
 def requests(*arrivals, prompt=1, answer=10, **more):
@@ -42,17 +41,6 @@ def test_right_drafts_come_with_their_pass():
     assert cluster.now == pytest.approx(1.0 + 2 * (3 * 0.15 + 1.0))  # the prompt's token, and twice four
 
 
-def test_a_request_goes_to_the_replica_with_the_most_room():
-    cluster = run([Replica((1.0,)), Replica((1.0,))], requests(0.0, 0.0, 0.0))
-    assert sorted(answered.ended for answered in cluster.answered) == [10.0, 10.0, 20.0]
-
-
-def test_a_beginning_that_is_known_is_not_computed_again():
-    replica = Replica((1.0,), row_share=1.0)
-    cluster = run([replica], requests(0.0, 100.0, prompt=50, answer=1, shared=40))
-    assert [answered.wait for answered in cluster.answered] == [50.0, 10.0]
-
-
 def test_by_prefix_beginnings_stay_where_they_are_known():
     """Twelve of them, and room for six on each of three replicas."""
     shape = Shape(prompt=60, answer=5, exact=True, prefixes=12, shared=50)
@@ -60,14 +48,6 @@ def test_by_prefix_beginnings_stay_where_they_are_known():
     replicas = [Replica((0.1,), row_share=1.0, batch=8, prefixes=6)] * 3
     waits = [sum(answered.wait for answered in run(replicas, asked, by_prefix=way).answered) for way in (False, True)]
     assert waits[1] < 0.5 * waits[0]
-
-
-def test_batches_keep_all_stages_at_work():
-    """Each of 4 stages works on a quarter of the answers."""
-    replica = Replica((1.0,) * 4, early=1.0, batch=4)
-    cluster = run([replica], requests(0.0, 0.0, 0.0, 0.0, answer=50))
-    assert cluster.now == pytest.approx(4 * 50 + 3)
-    assert cluster.busy() > 0.95
 
 
 def test_no_pass_takes_more_than_its_share_of_the_answers():
@@ -121,25 +101,6 @@ def test_it_predicts_what_ranks_with_many_answers_did():
     outside = {case for case, ratio in over.items() if not 0.95 < ratio < 1.05}
     assert outside == {(8, 8)}, over
     assert over[8, 8] == pytest.approx(0.94, abs=0.01)
-
-
-def test_users_ask_again_when_they_have_read():
-    shape = Shape(answer=10, exact=True)
-    cluster = run([Replica((0.1,), batch=4)], users(3, 5.0, shape), 60, shape)
-    assert len(cluster.answered) == 60
-    assert max(sum(a.begun <= b.begun < a.ended for a in cluster.answered) for b in cluster.answered) <= 3
-
-
-def test_arrivals_and_drafts_have_the_means_that_they_are_said_to_have():
-    arrivals = poisson(4.0, 20_000, Shape(answer=50), seed=1)
-    assert arrivals[-1].arrival == pytest.approx(5000, rel=0.05)
-    assert sum(request.answer for request in arrivals) / 20_000 == pytest.approx(50, rel=0.05)
-    together = poisson(4.0, 100, Shape(), burst=10)
-    assert len({request.arrival for request in together}) == 10
-    rng = Random(1)
-    found = [accepted(rng, 3, 0.5) for _ in range(20_000)]
-    assert sum(found) / 20_000 == pytest.approx(0.5 + 0.25 + 0.125, rel=0.03)
-    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
 
 
 def test_the_command_prints_a_row_for_every_combination(capsys):

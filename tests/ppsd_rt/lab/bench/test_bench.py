@@ -12,8 +12,6 @@ from support import tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cli import main as cli
-from ppsd_rt.cli.parser import parse
-from ppsd_rt.lab.bench.bandwidth import Bandwidth
 from ppsd_rt.lab.bench.generate import Answers, Case, Workload, measure_generation
 from ppsd_rt.lab.bench.kernels import PASS, chosen_isa
 from ppsd_rt.lab.bench.report import Column, Report
@@ -72,17 +70,6 @@ def test_cases_take_turns_until_interrupted():
 
     assert not take_turns("ab", 9, measure)
     assert order == list("abababa")
-
-
-def test_bandwidth_of_one_thread_is_always_measured():
-    bandwidth = Bandwidth([2])
-    assert bandwidth.threads == [1, 2]
-    assert bandwidth[2] is None
-    for _ in range(3):
-        bandwidth.measure(2)
-    assert len(bandwidth[2].samples) == 3
-    assert bandwidth[2].least > 0
-    assert set(bandwidth.as_dict()) == {"2"}
 
 
 def test_report_formats():
@@ -232,43 +219,12 @@ def test_answers_are_not_helped_by_what_was_counted_in_the_answer_before(folder)
     assert shares == [pytest.approx(shares[0])] * 4
 
 
-def test_answers_that_differ_are_counted(folder, monkeypatch):
-    engine = Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="float32", threads=1)
-    generate = engine.generate
-
-    def wrong(ids, params, schedule, options):
-        return generate(ids if not schedule.drafts else [*ids[:-1], 9], params, schedule, options)
-
-    monkeypatch.setattr(engine, "generate", wrong)
-    answers = Answers([Workload("w", ((1, 2, 3),), True)], [20], {"eesd": named("eesd")}, repeats=1)
-    plain, eesd = measure_generation([engine], answers, {})[0].rows
-    assert (plain["differing"], eesd["differing"]) == (0, 1)
-
-
 def test_answers_that_differ_fail_the_command_in_the_end(bench, folder, monkeypatch):
     monkeypatch.setattr("ppsd_rt.lab.bench.generate.Setting.agrees", lambda setting, prompt, ids: prompt != 0)
     status, out, err = bench("generate", "-p", 8, "-n", 4, "-t", 1, "-r", 1, "--schedule", "lookup", "-o", "json")
     assert status == 1
     assert json.loads(out[-1])["results"][0]["differing"] > 0
     assert "differ from plain decoding" in err
-
-
-def test_prompts_of_a_file_are_added_up(bench, folder, tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    texts = ("one", "a longer one", "the third")
-    path.write_text("".join(json.dumps({"id": n, "prompt": t, "family": "f"}) + "\n" for n, t in enumerate(texts)))
-    args = ("-n", 9, "-t", 1, "-r", 1, "--temperature", 0.9, "--seed", 4)
-    status, out, _ = bench("generate", "--prompts", path, "--limit", 2, *args, "-o", "json")
-    row, auto = json.loads(out[-1])["rows"]
-    engine = Engine.from_pretrained(folder, exit_head="none")
-    params = SamplingParams(max_tokens=9, temperature=0.9, seed=4)
-    answers = [engine.generate([{"role": "user", "content": text}], params).run() for text in texts[:2]]
-    assert (status, row["schedule"], row["prompts"]) == (0, "plain", 2)
-    assert row["prompt_tokens"] == sum(len(answer.prompt_ids) for answer in answers)
-    assert row["tokens"] == auto["tokens"] == sum(len(answer.ids) for answer in answers)
-    assert row["by_prompt"] == [1.0, 1.0]
-    assert len(auto["by_prompt"]) == 2
-    assert auto["least_prompt"] == min(auto["by_prompt"]) <= auto["median_prompt"]
 
 
 def test_every_family_of_prompts_has_a_row_of_its_own(bench, tmp_path):
@@ -310,37 +266,21 @@ def test_table_and_defaults(bench, head, tmp_path):
     assert summary["interrupted"] is False
 
 
-def test_torch_is_measured_too(bench):
-    args = ("-p", 8, "-n", 6, "-r", 1, "--backend", "torch", "--dtype", "float32", "--exit-head", "norm:2")
-    status, out, _ = bench("generate", *args, "-o", "json")
-    assert status == 0
-    assert [row["backend"] for row in json.loads(out[-1])["rows"]] == ["torch", "torch"]
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (["generate", "-p", "0"], "'0' is not a number"),
-        (["generate", "-p", "3,x"], "--prompt-tokens"),
-        (["generate", "-n", ""], "--max-tokens"),
-        (["generate", "--oracle", "1.5"], "probability"),
         (["generate", "--schedule", "warp"], "warp"),
         (["generate", "--dtype", "int3"], "int3"),
-        (["generate", "--dtype", "int8,"], "empty item"),
-        (["generate", "--output", "xml"], "xml"),
         (["generate", "-p", "500", "-n", "13"], "context of 512"),
         (["generate", "-p", "5", "--prompts"], "not both"),
         (["generate", "--limit", "5"], "--limit"),
         (["generate", "--prompts", "/no/such/file"], "/no/such/file"),
-        (["generate", "--temperature", "-1"], "temperature"),
         (["kernels", "--kernels", "warp"], "warp"),
         (["kernels", "--kernels", "exit_head", "--exit-head", "none"], "no exit head"),
         (["kernels", "--isa", "mmx"], "mmx"),
         (["kernels", "--rows", "-3"], "--rows"),
-        (["kernels", "-t", "none"], "--threads"),
-        (["kernels", "-r", "0"], "--repeats"),
         (["speed"], "speed"),
-        ([], "WHAT"),
     ],
 )
 def test_wrong_usage_is_one_line(bench, args, words):
@@ -348,11 +288,6 @@ def test_wrong_usage_is_one_line(bench, args, words):
     assert (status, out) == (2, [])
     assert words in err
     assert len(err.splitlines()) == 1
-
-
-def test_lists_have_no_doubles():
-    args = parse(["lab", "bench", "generate", "-p", "4,4,2", "--oracle", "off,0.5,off", "--dtype", "int8,int8"])
-    assert (args.prompt_tokens, args.oracle, args.dtype) == ([4, 2], [None, 0.5], ["int8"])
 
 
 def test_interrupt_prints_what_there_is(bench, head, monkeypatch):

@@ -11,7 +11,6 @@ from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.cli.main import main
 from ppsd_rt.cli.prompts import NamedPrompt
 from ppsd_rt.lab.bench.heads import HeadMeasure, _needed, measure_head, speeds_chart
-from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
 from ppsd_rt.models.checkpoint import Checkpoint
 
 COSTS = Costs(StageCosts(0.1, 0.2, tuple(1.0 + 0.1 * rows for rows in range(16))), None)  # a plain step: 1.1
@@ -65,22 +64,6 @@ def test_figures_are_those_of_the_answers(folder, tmp_path):
     assert len(measure.survival) == 3
     assert measure.survival == sorted(measure.survival, reverse=True)
     assert seen == [0, 1]
-
-
-def test_an_interruption_leaves_what_was_measured(folder, tmp_path, capsys, interrupt):
-    options = ["--model", str(folder), "--dtype", "float32", "--threads", "1", "--limit", "2", "-n", "8"]
-    command = ["heads", "norm:2", "norm:3", "norm:1", *options, "-o", "json"]
-    prompts = len(first_of_each_family(read_prompts(None), 2))
-    interrupt(Engine, "generate", after=2 * prompts + 3)  # each prompt greedily and warm; in the second of norm:3
-    assert main(command) == 130
-    out, err = capsys.readouterr()
-    last = json.loads(out.splitlines()[-1])
-    assert last["interrupted"]
-    assert [result["name"] for result in last["results"]] == ["norm:2", "norm:3"]
-    assert "interrupted" in err.splitlines()[-1]
-    interrupt(Engine, "generate", after=0)
-    assert main(command) == 130
-    assert capsys.readouterr().out == ""
 
 
 def test_a_plot_that_cannot_be_written_is_told_first_and_loses_nothing(folder, tmp_path, capsys, interrupt):
