@@ -90,14 +90,6 @@ def test_several_prompts_and_several_answers_of_each(served, engine, prompts):
     assert reply.usage.prompt_tokens == sum(len(engine.encode(prompt)) for prompt in prompts)
 
 
-def test_streams_of_several_answers(served, engine):
-    pieces = ["", ""]
-    for chunk in served.chat(n=2, seed=2**63 - 1, temperature=0.8, max_tokens=12, stream=True):
-        pieces[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
-    expected = [alone(engine, USER, max_tokens=12, temperature=0.8, seed=2**63 - 1, index=index) for index in (0, 1)]
-    assert pieces == [answer.text for answer in expected]
-
-
 def test_seeds(served):
     def say(**seed):
         return served.chat(temperature=1, max_tokens=24, **seed).choices[0]
@@ -118,13 +110,6 @@ def test_prompts_that_are_the_same_are_several_answers_to_one(served, engine, pr
     assert [choice.text for choice in numbered] == [answer.text for answer in expected]
 
 
-def test_streams_tell_the_seed_at_the_end(served, engine):
-    chunks = list(served.chat(temperature=1, max_tokens=12, stream=True))
-    seed = chunks[-1].choices[0].seed
-    assert text_of(chunks) == alone(engine, USER, temperature=1.0, max_tokens=12, seed=seed).text
-    assert served.chat(max_tokens=1).choices[0].seed is None  # greedy
-
-
 def test_stop_strings_and_ends(served, engine):
     whole = alone(engine, USER, max_tokens=24).text
     stop = whole[7:9]
@@ -143,11 +128,6 @@ def test_answers_end_with_the_context_where_nothing_else_is_asked_for(served, en
     reply = served.chat(extra_body={"ignore_eos": True})
     assert reply.usage.total_tokens == engine.config.max_position_embeddings
     assert reply.choices[0].finish_reason == "length"
-
-
-def test_both_names_of_max_tokens(served):
-    assert served.chat(max_completion_tokens=3).usage.completion_tokens == 3
-    assert served.chat(max_completion_tokens=3, max_tokens=5).usage.completion_tokens == 3
 
 
 def test_rounds_that_come_together_have_one_chunk(served, engine):
@@ -208,11 +188,6 @@ def test_sixteen_clients_get_what_each_would_get_alone(served, engine):
         for one in asked
     ]
     assert [reply.choices[0].text for reply in asyncio.run(ask_all())] == expected
-
-
-def test_logit_bias(served, engine):
-    id = engine.encode("z")[0]
-    assert served.chat(max_tokens=4, logit_bias={str(id): 100}).choices[0].message.content == "zzzz"
 
 
 COLOURS = {"enum": ["red", "green", "a long colour that drafts may help with"]}

@@ -264,16 +264,6 @@ def test_a_server_that_stops_ends_a_grammar_that_compiles(patient, clock, signal
         assert replies[0] is None or replies[0].json()["error"]["code"] == "stopping"
 
 
-def test_a_hopeless_grammar_says_which_limit_it_hits(patient, monkeypatch):
-    monkeypatch.setattr(patient._grammars._trials, "_seconds", 0.3)
-    with serving(patient) as served:
-        lark = {"type": "lark", "lark": HOPELESS["lark"] + " "}
-        for _ in range(2):
-            reply = served.post(response_format=lark)
-            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
-            assert "more than 0.3 s of processor time" in reply.json()["error"]["message"]
-
-
 def test_a_grammar_that_gives_up_in_the_answer_is_the_requests_fault(served, monkeypatch):
     """Clients try a 500 again."""
 
