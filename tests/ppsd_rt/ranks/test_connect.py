@@ -93,18 +93,7 @@ def folder(tmp_path_factory):
 
 
 def options(folder):
-    return [
-        "-m",
-        str(folder),
-        "--exit-head",
-        "norm:1",
-        "--raw",
-        "-n",
-        "20",
-        "--schedule",
-        "elastic",
-        "hello",
-    ]
+    return ["-m", str(folder), "--exit-head=norm:1", "--raw", "-n20", "--schedule=elastic", "hello"]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from eagle_support import CASES, write_eagle3, write_knowing
 from rank_support import Pipeline, ids_of
 from support import slow, write_model
 
-from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.ranks.slices import slices_for
 
@@ -127,11 +127,10 @@ def test_it_never_drafts_beside_verification(knowing, engine, ranks):
     assert [rank for rank in came if rank != 2] == [1, 0] * (len(came) // 3), "a pass leaves when the last one is home"
 
 
-@pytest.mark.parametrize("format", ["int8", slow("int4"), slow("bfloat16")])
-def test_in_the_models_formats(knowing, ranks, format):
+def test_in_the_models_formats(knowing, ranks):
     folder, head = knowing
-    one = Engine.from_pretrained(folder, exit_head=head, backend="cpu", dtype=format, kv_dtype="bfloat16", threads=1)
-    over = ranks(folder, (0, 2, 2), head=head, format=format, kv="bfloat16")
+    one = Engine.from_pretrained(folder, exit_head=head, backend="cpu", dtype="int8", kv_dtype="bfloat16", threads=1)
+    over = ranks(folder, (0, 2, 2), head=head, format="int8", kv="bfloat16")
     expected, found = here(one, PROMPT, params(), TURNS), over.run(PROMPT, params(), TURNS)
     assert ids_of(found) == ids_of(expected)
     assert judged(found) == judged(expected)
@@ -208,12 +207,3 @@ def test_a_verdict_with_the_taps_of_other_rows_is_refused(knowing, ranks, rows):
     over.loop.fail("the test is over")
     with pytest.raises(RuntimeError, match="the test is over"):
         next(answer)
-
-
-def test_a_buffer_that_is_too_short_for_the_taps(knowing, messages):
-    _, sent = messages
-    station = _station(knowing[0])
-    station.post(sent[2])
-    with pytest.raises(RuntimeError, match="does not fit"):
-        station.work(np.zeros(_native.pass_words(64), np.int32), 0)
-    assert station.work(np.zeros(_native.pass_words(64, 3), np.int32), 0) == len(sent[0])

@@ -220,11 +220,6 @@ def test_ranks_that_are_started_again_meet_anew():
     assert meeting._attempt(store, world(1, 2), WAIT, clock) == named[0] != first
 
 
-def test_an_attempt_that_rank_0_never_names():
-    with pytest.raises(PpsdError, match="rank 0 did not come to"):
-        meeting._attempt(HashStore(), world(1, 2), WAIT, Slept())
-
-
 # -- the whole start ---------------------------------------------------------------------------------------------------
 
 
@@ -251,16 +246,6 @@ def start(folder):
 
     yield start
     sys.setswitchinterval(interval)
-
-
-def test_rank_0_waits_for_one_that_never_comes(start):
-    assert start(ranks=(0,), clock=Slept) == [f"rank 1 did not come within {WAIT:g} s: look at their own messages"]
-
-
-def test_the_others_wait_for_a_rank_0_that_never_comes(start):
-    for line in start(ranks=(1, 2), size=3, clock=Slept):
-        assert line.startswith("rank 0 did not come to 127.0.0.1:")
-        assert line.endswith(f"within {WAIT:g} s: Connection refused")
 
 
 @pytest.mark.parametrize(
