@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import loud_head, slow, tiny_head, tiny_model, write_model
+from support import loud_head, slow, tiny_head, tiny_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.backend import RunOptions
@@ -11,11 +11,6 @@ from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.exit_head import ExitHead, Feedback
 from ppsd_rt.models.head_file import DISTANCES
 from ppsd_rt.pipeline.rounds import Drafted
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("feedback") / "model")
 
 
 @pytest.fixture(params=[(2, (0, 0)), (2, (32, 32)), slow((0, (0, 0)))])

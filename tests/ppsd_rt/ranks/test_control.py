@@ -5,26 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rank_support import Clock
 
 from ppsd_rt.ranks import control
 from ppsd_rt.ranks.control import Control, Kind
 from ppsd_rt.ranks.world import World
 
 SILENCE = 4.0
-
-
-class Clock:
-    """Moves by what is slept; `then` is called after every sleep."""
-
-    def __init__(self):
-        self.time, self.then = 0.0, lambda: None
-
-    def now(self):
-        return self.time
-
-    def sleep(self, seconds):
-        self.time += seconds
-        self.then()
 
 
 class Group:

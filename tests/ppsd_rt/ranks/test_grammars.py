@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from grammar_support import GRAMMARS, PROMPT
-from rank_support import Pipeline, ids_of
+from rank_support import ids_of
 from support import EOS, VOCAB, write_model
 
 from ppsd_rt import Engine, Grammar, PpsdError, SamplingParams
@@ -32,27 +32,14 @@ def engine(folder):
     return Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="int8", threads=1)
 
 
-@pytest.fixture
-def pipeline(folder, engine):
-    made = []
-
-    def make(sizes, **options):
-        made.append(Pipeline(folder, sizes, backend=engine.backend.name, format=engine.backend.dtype, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_answers_are_those_of_one_process(engine, pipeline, name, sampling):
+def test_answers_are_those_of_one_process(engine, ranks, name, sampling):
     params = SamplingParams(max_tokens=60, grammar=GRAMMARS[name], **SAMPLINGS[sampling])
     expected = engine.generate(PROMPT, params, "plain").run()
     free = SamplingParams(max_tokens=60, **SAMPLINGS[sampling])
     assert engine.generate(PROMPT, free, "plain").run().ids != expected.ids, "the grammar says nothing here"
-    masks, prompt, stages = engine.compile(GRAMMARS[name]), engine.encode(PROMPT), pipeline((2, 4))
+    masks, prompt, stages = engine.compile(GRAMMARS[name]), engine.encode(PROMPT), ranks((2, 4))
     stages.stations[-1].use_masks(lambda number: masks() if number == 7 else None)
     params = SamplingParams(max_tokens=60, stop_token_ids=(EOS,), **SAMPLINGS[sampling])  # the stop that an engine adds
     kept = judged = 0
@@ -64,11 +51,11 @@ def test_answers_are_those_of_one_process(engine, pipeline, name, sampling):
     assert 0 < kept < judged, "drafts are kept, and rejected"
 
 
-def test_the_last_rank_holds_to_it_whatever_is_drafted(engine, pipeline):
+def test_the_last_rank_holds_to_it_whatever_is_drafted(engine, ranks):
     """Drafts that know no grammar: the rank that chooses rejects what it forbids, and the answer is the same."""
     grammar = GRAMMARS["regex"]
     expected = engine.generate(PROMPT, SamplingParams(max_tokens=40, grammar=grammar), "plain").run().ids
-    masks, stages = engine.compile(grammar), pipeline((2, 4))
+    masks, stages = engine.compile(grammar), ranks((2, 4))
     stages.stations[-1].use_masks(lambda number: masks())
     everything = engine.compile(Grammar.regex("(?s:.)*"))
     params = SamplingParams(max_tokens=40, stop_token_ids=(EOS,))
@@ -77,10 +64,11 @@ def test_the_last_rank_holds_to_it_whatever_is_drafted(engine, pipeline):
         assert ids_of(rounds)[: len(expected)] == expected, schedule
 
 
-def test_an_answer_with_a_grammar_wants_a_rank_that_knows_grammars(engine, pipeline):
-    stages, masks = pipeline((2, 4)), engine.compile(GRAMMARS["regex"])
+def test_an_answer_with_a_grammar_wants_a_rank_that_knows_grammars(engine, ranks):
+    stages, masks = ranks((2, 4)), engine.compile(GRAMMARS["regex"])
     with pytest.raises(AssertionError, match="knows no grammars"):
         stages.run(engine.encode(PROMPT), SamplingParams(max_tokens=4), "plain", grammar=1, masks=(masks(), masks()))
+    stages.failures.clear()
 
 
 # -- what rank 0 and the last rank tell each other ---------------------------------------------------------------------

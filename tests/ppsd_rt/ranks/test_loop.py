@@ -5,7 +5,6 @@ from threading import Event
 import numpy as np
 import pytest
 from grammar_support import GRAMMARS
-from rank_support import Pipeline
 from support import EOS, write_model
 
 from ppsd_rt import Engine, Oracle, SamplingParams, UsageError, _native
@@ -33,20 +32,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def engine(folder):
     return Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="int8", threads=1)
-
-
-@pytest.fixture
-def ranks(folder):
-    made = []
-
-    def make(sizes, **options):
-        made.append(Pipeline(folder, sizes, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-        assert not each.failures
 
 
 def prompts(count, shared=0):
@@ -221,15 +206,6 @@ def test_a_right_sibling_that_is_under_way_outlives_the_rejection(ranks):
     assert [token for round in rounds for token in round.committed] == list(truth[:3])
     assert [round.rescued for round in rounds] == [False, True, True]
     answer.cancel()
-
-
-def test_siblings_over_ranks_have_logprobs_too(engine, ranks):
-    text, asked = prompts(1)[0], params(0, 60, logprobs=1)
-    expected = engine.generate(text, asked, "plain").run()
-    oracle = Oracle((*text, *expected.ids, 0), 0.5, 1, second=0.9)
-    rounds = list(ranks((2, 4)).add(text, asked, SIBLINGS[0], oracle=oracle))
-    assert rescued(rounds) > 0
-    assert tuple(each for round in rounds for each in round.logprobs) == expected.logprobs
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.9])

@@ -10,20 +10,14 @@ from dataclasses import replace
 
 import openai
 import pytest
-from eagle_support import write_eagle3
 from rank_support import kill_once
-from support import slow, write_model
+from support import slow
 
 from ppsd_rt import Engine, Grammar, SamplingParams
 
 RANKS = 3
 GUARD = 500.0  # seconds after which ranks that do not end are ended; no test is about how soon
 PROMPT = "Once upon a time"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("ranks") / "model", num_hidden_layers=4, max_position_embeddings=512)
 
 
 @pytest.fixture(scope="module")
@@ -55,20 +49,6 @@ def test_check_over_ranks_finds_no_difference(folder, tmp_path, machine):
     assert report["differences"] == []
     assert report["answers"] == 2 * 2 * 5  # plain over ranks too, against plain in one process
     assert {row["schedule"] for row in report["rows"]} >= {"plain", "plain over ranks", "ppsd", "auto"}
-
-
-def test_check_over_ranks_with_an_eagle3_head(folder, tmp_path):
-    """Rank 0 has the head alone; without --stages too, where costs are measured."""
-    prompts, head = tmp_path / "prompts.jsonl", write_eagle3(tmp_path / "head")
-    prompts.write_text('{"id": "a", "prompt": "Once upon a time"}')
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppsd_rt"]
-    command += ["check", "-m", str(folder), "--exit-head", str(head), "--raw", "--prompts", str(prompts), "--json"]
-    command += ["-n", "24", "--schedules", "eesd/auto/eesd:length=3,siblings=0.001", "--sampling", "greedy"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["differences"] == []
-    assert report["answers"] == 4  # plain over ranks too
 
 
 @pytest.mark.slow
