@@ -449,22 +449,6 @@ def test_what_templates_do_is_as_in_plain_jinja(source: str, expected: str) -> N
     assert plain.from_string(source).render(messages=CHATS["one"]) == expected
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_templates_of_models_need_little_of_what_they_may(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("_WORK_ALLOWANCE", "_WORK_PER_INPUT", "_WORK_PER_MESSAGE"):
-        monkeypatch.setattr(chat_template, limit, getattr(chat_template, limit) // 10)
-    template = ChatTemplate(TEMPLATES[name], VARIABLES)
-    for count, length in ((1, 10), (1000, 10), (3, 100_000)):
-        messages = [{"role": ("user", "assistant")[i % 2], "content": "x " * (length // 2)} for i in range(count)]
-        assert "x x" in template.render(messages)
-
-
-def test_long_messages_are_not_cut_off() -> None:
-    content = "x" * 3_000_000
-    template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}")
-    assert template.render([{"role": "user", "content": content}]) == content * 2
-
-
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [

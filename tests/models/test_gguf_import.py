@@ -4,11 +4,8 @@ The models are made here with the `gguf` package's writer, which is llama.cpp's 
 sentencepiece and by lists that llama.cpp gave for the same files.
 """
 
-import errno
-import hashlib
 import io
 import json
-import os
 import random
 import struct
 from pathlib import Path
@@ -197,46 +194,6 @@ def test_interruption_leaves_nothing(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_config_is_what_the_file_says(tmp_path: Path) -> None:
-    values = {"tokenizer.ggml.eot_token_id": 0, "tokenizer.ggml.eom_token_id": 2}
-    folder = converted(write_gguf(tmp_path / "m.gguf", values=values))
-    assert read(folder, "config.json") == {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": len(byte_vocabulary()),
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "hidden_act": "silu",
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 1e-05,
-        "rope_theta": 100000.0,
-        "rope_scaling": None,
-        "tie_word_embeddings": True,
-        "torch_dtype": "float32",
-        "bos_token_id": 1,
-        "eos_token_id": [2, 0],
-        "pad_token_id": 0,
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
-    assert read(folder, "generation_config.json") == {"bos_token_id": 1, "eos_token_id": [2, 0], "pad_token_id": 0}
-    assert read(folder, "tokenizer_config.json") == {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": False,
-        "add_eos_token": False,
-        "bos_token": "<|im_start|>",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "model_max_length": 512,
-        "clean_up_tokenization_spaces": False,
-        "chat_template": "{{ messages[0]['content'] }}",
-    }
-
-
 def test_absent_kv_heads_and_rope_base_take_llama_cpp_defaults(tmp_path: Path) -> None:
     values = metadata(kv_heads=4) | {"llama.attention.head_count_kv": None, "llama.rope.freq_base": None}
     values["llama.rope.dimension_count"] = None
@@ -369,16 +326,6 @@ def test_full_disk_is_found_before_writing(tmp_path: Path, monkeypatch: pytest.M
     assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
 
 
-def test_disk_that_fills_up_while_writing(tmp_path: Path) -> None:
-    def full(done: int, total: int) -> None:
-        if done > total // 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    line = refusal(write_gguf(tmp_path / "m.gguf"), progress=full)
-    assert "No space left on device" in line
-    assert "another place" in line
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Tokenizers
 # ---------------------------------------------------------------------------------------------------------------------
@@ -504,30 +451,6 @@ def test_a_text_without_an_end_is_refused(tmp_path: Path) -> None:
     assert "the text would have no end" in refusal(write_gguf(tmp_path / "m.gguf", values=values))
 
 
-def test_ids_that_nobody_needs(tmp_path: Path) -> None:
-    """2^32 - 1 is a way to say none; a token for padding is never used."""
-    none = {f"tokenizer.ggml.{name}_token_id": 2**32 - 1 for name in ("bos", "padding", "unknown", "eot", "seperator")}
-    path = write_gguf(tmp_path / "m.gguf", values={**none, "tokenizer.ggml.add_bos_token": True})
-    config = read(converted(path), "config.json")
-    assert config["eos_token_id"] == [2, 0]
-    assert "bos_token_id" not in config
-    assert "pad_token_id" not in config
-    assert tokenizer_of(converted(path.rename(tmp_path / "n.gguf"))).encode("a").tokens == ["a"]
-
-
-def test_metadata_that_llama_cpp_accepts(tmp_path: Path) -> None:
-    values = {
-        "llama.attention.head_count": [4, 4],
-        "llama.attention.head_count_kv": [2, 2],
-        "llama.feed_forward_length": [96, 96],
-        "llama.rope.scaling.factor": 0.0,
-        "llama.attention.sliding_window": 128,
-        "tokenizer.ggml.token_type": None,
-    }
-    plain, changed = write_gguf(tmp_path / "a.gguf"), write_gguf(tmp_path / "b.gguf", values=values)
-    assert Checkpoint(plain).config == Checkpoint(changed).config
-
-
 FREQUENCIES = 100000.0 ** -(np.arange(8) / 8)
 
 
@@ -554,18 +477,6 @@ def test_rotations_are_as_llama_cpp_computes_them(
     for config in (Checkpoint(path).config, LlamaConfig.from_folder(converted(path))):
         np.testing.assert_allclose(inverse_frequencies(config), FREQUENCIES / divided_by, rtol=2e-5)
         assert attention_factor(config) == pytest.approx(grown_by)
-
-
-def test_yarn_is_transformers(tmp_path: Path) -> None:
-    """Of a file that llama.cpp's converter makes of such a config.json; the two agree on the formula."""
-    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 128, "yarn_beta_fast": 16.0}
-    values = {f"llama.rope.scaling.{name}": value for name, value in scaling.items()}
-    config = Checkpoint(write_gguf(tmp_path / "m.gguf", values=values)).config
-    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 16.0}
-    raw = read(converted(tmp_path / "m.gguf"), "config.json")
-    expected = LlamaConfig.from_dict({**raw, "rope_scaling": yarn})
-    assert inverse_frequencies(config).tolist() == inverse_frequencies(expected).tolist()
-    assert attention_factor(config) == pytest.approx(attention_factor(expected)) == pytest.approx(1 + 0.1 * np.log(4))
 
 
 @pytest.mark.parametrize(("pre", "composes"), [("qwen2", True), ("smollm", False)])
@@ -703,11 +614,3 @@ def test_default_model_ids_are_llama_cpps(default_folder: Path) -> None:
     for text, numbers in DEFAULT_MODEL_IDS.items():
         assert tokenizer.encode(text).ids == ids_of(numbers)
         assert tokenizer.decode(ids_of(numbers), skip_special_tokens=False) == text
-
-
-def test_default_model_weights_are_those_that_transformers_reads(default_folder: Path) -> None:
-    """The digest of all names and float32 values as transformers' own GGUF loader (5.23) gives them."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(load_file(default_folder / "model.safetensors").items()):
-        digest.update(name.encode() + tensor.numpy().tobytes())
-    assert digest.hexdigest() == "785e20b3e653276b0579b744214a1186d730ba80af04f397f642d6432e5e0154"

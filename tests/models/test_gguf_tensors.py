@@ -125,27 +125,6 @@ def test_tokenizers_are_the_same(pair: tuple[Path, Path]) -> None:
     assert mapped.chat_template.origin == str(pair[0])
 
 
-def test_torch_reads_it(pair: tuple[Path, Path]) -> None:
-    torch = pytest.importorskip("torch")
-    from ppsd_rt.models.llama import LlamaForCausalLM
-
-    mapped, folder = (LlamaForCausalLM.from_checkpoint(Checkpoint(place), torch.float32) for place in pair)
-    found = folder.state_dict()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in mapped.state_dict().items())
-
-
-def test_damaged_weights_are_named(tmp_path: Path) -> None:
-    raw = {"blk.1.ffn_up.weight": (np.full((96, 64), np.nan, np.float32), Kind.F32)}
-    checkpoint = Checkpoint(write_gguf(tmp_path / "m.gguf", raw=raw))
-    with pytest.raises(PpsdError, match=r"m\.gguf: the tensor 'blk.1.ffn_up.weight' holds NaN"):
-        checkpoint.tensors["model.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(PpsdError, match=r"cannot pack .*m\.gguf as int8: layer 1: a weight is NaN"):
-        CpuBackend(checkpoint, "int8", "cpu", 1)
-    raw = {"blk.1.attn_norm.weight": (np.full(64, np.inf, np.float32), Kind.F32)}
-    with pytest.raises(PpsdError, match=r"n\.gguf: the tensor 'blk.1.attn_norm.weight' holds NaN or infinite"):
-        CpuBackend(Checkpoint(write_gguf(tmp_path / "n.gguf", raw=raw)), "int8", "cpu", 1)
-
-
 def test_loading_needs_the_memory_of_the_packed_weights(tmp_path: Path) -> None:
     """Beside them numpy holds a vector or a block at a time. test_default_model.py has the peak of a whole process."""
     sizes = {"hidden": 512, "inner": 2048, "heads": 16, "kv_heads": 4, "head_dim": 32, "layers": 12}

@@ -288,8 +288,3 @@ def test_hub_refusals(tmp_path: Path, hub: str) -> None:
 def test_hub_out_of_reach(tmp_path: Path, hub: str) -> None:
     (answer,) = ask(tmp_path, "http://127.0.0.1:9", "org/model")
     assert answer == "error org/model is neither a folder here nor in the hub's cache, and the hub cannot be reached"
-
-
-def test_hub_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert 'the hub needs huggingface_hub: pip install "ppsd-rt[hub]"' in refusal("org/model")

@@ -471,38 +471,7 @@ def test_an_answer_that_goes_on_from_a_text(any_tokenizer: Tokenizer) -> None:
     assert "".join(stream.push(id) for id in ids) + stream.flush() == more
 
 
-def test_added_tokens_json(make_spm_folder: Callable[..., Path], spm: Any) -> None:
-    size = spm.get_piece_size()
-    folder = make_spm_folder(added_tokens_decoder=None, eos_token="<|eot|>")
-    write_json(folder / "added_tokens.json", {"<|eot|>": size, "<more>": size + 1})
-    tokenizer = load_tokenizer(folder)
-    assert tokenizer.eos_id == size
-    assert tokenizer.vocab_size == size + 2
-    ids = tokenizer.encode("hi<more>hi<|eot|>")
-    assert ids[-1] == size
-    assert size + 1 in ids
-    assert tokenizer.decode(ids) == "hi<more> hi"
-    assert (tokenizer.token_to_id("<more>"), tokenizer.id_to_token(size + 1)) == (size + 1, "<more>")
-
-
-def test_spm_without_any_config(tmp_path: Path, spm_model: bytes) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(spm_model)
-    tokenizer = load_tokenizer(tmp_path)
-    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.chat_template) == (1, 2, None)
-    assert tokenizer.special_ids == {0, 1, 2}
-    assert tokenizer.encode("hello</s>")[-1] == 2
-    assert tokenizer.decode(tokenizer.encode("hello</s>")) == "hello"
-
-
 # --- what all of them promise ---
-
-
-def test_a_character_is_shown_with_its_last_byte(any_tokenizer: Tokenizer) -> None:
-    ids = any_tokenizer.encode("a😀\U0001f9ff", add_special_tokens=False)
-    texts = pushed(any_tokenizer, ids)
-    assert len(ids) >= 9, "the characters of this test must be longer than a token"
-    assert "".join(texts) == "a😀\U0001f9ff"
-    assert [text for text in texts if text.strip("a")] == ["😀", "\U0001f9ff"]
 
 
 def test_invalid_bytes_do_not_pile_up(any_tokenizer: Tokenizer) -> None:
@@ -741,14 +710,6 @@ def test_stderr_is_left_as_it_was(
     assert lines == sorted([f"loaded {number}" for number in range(20)] + ["written"] * 40)
 
 
-def test_no_place_for_temporary_files(byte_level: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise FileNotFoundError("No usable temporary directory found")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", fail)
-    assert load_tokenizer(byte_level).encode("hello")
-
-
 @pytest.mark.parametrize(
     "decoder",
     [
@@ -810,21 +771,3 @@ def test_a_damaged_model_gives_an_error_or_a_tokenizer(make_spm_folder: Callable
 
 
 # --- the default model ---
-
-
-def test_default_model(default_model: Path, default_folder: Path) -> None:
-    tokenizer = load_tokenizer(default_model, 49152)
-    judge = transformers.PreTrainedTokenizerFast.from_pretrained(str(default_folder))
-    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (49152, 1, 2)
-    for text in TEXTS + SPECIAL_TEXTS:
-        ids = tokenizer.encode(text)
-        assert ids == judge.encode(text), text
-        assert "".join(pushed(tokenizer, ids)) == judge.decode(ids, skip_special_tokens=True), text
-    assert tokenizer.chat_template is not None
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.chat_template.render(messages)
-    assert prompt == judge.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert prompt.endswith("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n")
-    ids = tokenizer.encode(prompt, add_special_tokens=False)
-    assert ids.count(1) == 3
-    assert ids.count(2) == 2

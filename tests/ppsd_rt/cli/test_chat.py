@@ -1,18 +1,13 @@
 """`--chat` as it is typed on a terminal, and the history that it keeps."""
 
-import base64
 import json
-import re
 import stat
-import subprocess
-import sys
 
 import prompt_toolkit.output
 import pytest
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
-from support import write_model
 
 from ppsd_rt import Engine
 from ppsd_rt.cli import chat
@@ -23,11 +18,6 @@ ENTER, UP, END = "\r", "\x1b[A", "\x04"
 
 def pasted(text):
     return f"\x1b[200~{text}\x1b[201~"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("chat") / "model")
 
 
 @pytest.fixture
@@ -139,14 +129,6 @@ def test_a_file_goes_with_the_next_turn_only(converse, tmp_path):
     assert "/no/such does not exist" in err
 
 
-def test_the_last_answer_is_copied_by_the_terminal(converse):
-    _, _, out, err = converse(typed("/copy", "a", "/copy"))
-    copied = re.findall("\x1b]52;c;([^\x07]*)\x07", out + err)
-    (answer,) = (base64.b64decode(text).decode() for text in copied)
-    assert out.startswith(answer)
-    assert "there is no answer to copy" in err
-
-
 CTRL_C = "\x03"
 
 
@@ -172,14 +154,6 @@ def test_a_full_context_offers_to_drop_the_oldest_turns(converse, monkeypatch, s
         assert asked[-1][::2] == ["c" + long, "d"]
 
 
-def test_from_a_pipe_the_oldest_turns_are_dropped_without_a_question(folder, tmp_path):
-    turns = "".join(letter + "x" * 200 + "\n" for letter in "abc")
-    command = [sys.executable, "-m", "ppsd_rt", "--chat", "--model", folder, "-n", "2", "--dtype", "float32"]
-    result = subprocess.run(command, input=turns, capture_output=True, text=True)
-    assert (result.returncode, len(result.stderr.split("cut by -n"))) == (0, 4)
-    assert "the context of 512 tokens is full: the oldest 2 turns dropped" in result.stderr
-
-
 def test_history_goes_from_one_conversation_to_the_next(converse):
     converse(pasted("first\nturn") + ENTER + END)
     assert turns(converse(UP + ENTER + END)[1]) == ["first\nturn"]
@@ -192,18 +166,3 @@ def test_a_damaged_history_begins_anew(converse):
         chat.history_path().write_text(damaged)
         assert converse("hi" + ENTER + END)[0] == 0
         assert chat.read_history(chat.history_path()) == ["hi"]
-
-
-def test_the_history_is_bounded(tmp_path, monkeypatch):
-    path = tmp_path / "history.json"
-    monkeypatch.setattr(chat, "MOST_TURNS", 3)
-    for turn in "abcde":
-        chat.keep_turn(path, turn)
-    assert chat.read_history(path) == ["c", "d", "e"]
-    monkeypatch.setattr(chat, "MOST_BYTES", 100)
-    chat.keep_turn(path, "x" * 60)
-    chat.keep_turn(path, "y" * 60)
-    assert chat.read_history(path) == ["y" * 60]
-    chat.keep_turn(path, "z" * 200)
-    assert path.stat().st_size <= 100
-    assert json.loads(path.read_text()) == []

@@ -1,6 +1,5 @@
 """`ppsd-run` as a user meets it: what it prints, its exit status, and one line for everything that goes wrong."""
 
-import io
 import json
 import os
 import pty
@@ -9,36 +8,27 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from support import EOS, tiny_head, tiny_model, write_model
 
-from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError
+from ppsd_rt import Engine, PpsdError, UsageError
 from ppsd_rt.cli import generate
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cli.commands import COMMANDS
-from ppsd_rt.cli.drafts import show_drafts
 from ppsd_rt.cli.parser import parse
 from ppsd_rt.cli.ranks import rank_options
-from ppsd_rt.generation import Committed, Generation
+from ppsd_rt.generation import Generation
 from ppsd_rt.lab.cli.check import SAMPLINGS, SCHEDULES
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.schedule import NAMES
 from ppsd_rt.pipeline.stop_rules import STOP_RULES
 
-REASON = re.compile(r"^\d+ tokens?, (finished|cut by -n|cut by the context) \| ")
 OPTIONS = """--model --exit-head --schedule --dtype --backend --device --threads --max-tokens --seed --stop
 --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty""".split()  # noqa: SIM905 (reads better)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("cli") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -124,18 +114,6 @@ def test_answer_and_statistics(run, head):
         r"the answer was cut at 20 tokens \(-n\): -n -1 has no limit$",
         err.strip(),
     )
-
-
-def test_an_interrupted_comparison_keeps_the_answer(run, interrupt):
-    interrupt(generate, "_compare", after=0)
-    status, out, err = run("hello", "--json", "--compare", "-n", 5)
-    assert status == 130
-    answer = json.loads(out)
-    assert (len(answer["ids"]), "plain" in answer["stats"]) == (5, False)
-    assert "interrupted; the answer is whole" in err
-    status, out, err = run("hello", "--compare", "-n", 5)
-    assert status == 130
-    assert "5 tokens, cut by -n |" in err.splitlines()[-1]
 
 
 def test_an_answer_that_differs_from_plain_decoding_is_printed(run, monkeypatch):
@@ -232,19 +210,6 @@ def test_single_words_are_prompts_and_commands_where_that_is_said():
         assert parse(["--", word]).prompt == parse(["generate", word]).prompt == word
 
 
-def test_help_helps(capsys):
-    for words, begin in (["help"], "ppsd-run [-h]"), (["help", "lab", "eval"], "ppsd-run lab eval [-h]"):
-        with pytest.raises(SystemExit, match="0"):
-            cli.main(words)
-        assert capsys.readouterr().out.startswith(f"usage: {begin}")
-
-
-def test_more_threads_than_cores_are_told(run, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
-    assert run("hello", "-n", 2, "--threads", 2)[2].startswith("--threads 2 on 1 core: they take turns")
-    assert "they take turns" not in run("hello", "-n", 2, "--threads", 1)[2]
-
-
 def test_seed_and_stop(run):
     def text(*args):
         return json.loads(run("abc", "--json", "-n", 40, *args)[1])["text"]
@@ -253,46 +218,6 @@ def test_seed_and_stop(run):
     assert warm[0] == warm[1] != warm[2]
     stop = warm[0][5:7]
     assert text("--temperature", 1, "--seed", 1, "--stop", "never", "--stop", stop) == warm[0][: warm[0].index(stop)]
-
-
-def test_a_turn_that_cannot_be_answered_is_dropped_and_the_conversation_goes_on(folder):
-    command = [sys.executable, "-m", "ppsd_rt", "--chat", "--model", folder, "--exit-head", "norm:2", "-n", "4"]
-    turns = [b"one", b"x" * 600, b"h\xe5", b"two"]
-    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    result = subprocess.run(command, input=b"\n".join(turns), capture_output=True, env=strict)
-    errors = result.stderr.decode()
-    assert result.returncode == 2
-    assert len(re.findall(r"^4 tokens", errors, re.MULTILINE)) == 2
-    dropped = [line for line in errors.splitlines() if line.startswith("ppsd-run: ")]
-    assert len(dropped) == 2
-    assert all("/reset" in line for line in dropped)
-    assert "context of 512" in dropped[0]
-    assert "UTF-8" in dropped[1]
-    # The history is that of the turns that were answered.
-    plain = subprocess.run(command, input=b"one\ntwo\n", capture_output=True)
-    assert (plain.returncode, plain.stdout) == (0, result.stdout)
-
-
-def test_an_interrupted_check_reports_what_was_checked(run, head, tmp_path, interrupt):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}\n')
-    args = ("check", "--prompts", path, "-n", 8, "--exit-head", head, "--schedules", "eesd/elastic")
-    for output in ([], ["--json"]):
-        interrupt(Engine, "generate", after=5)
-        status, out, err = run(*args, *output)
-        assert status == 130
-        assert err.splitlines()[-1].startswith("ppsd-run: interrupted")
-    result = json.loads(out)
-    assert result["interrupted"]
-    assert result["answers"] == sum(r["answers"] for r in result["rows"] if r["schedule"] != "plain") == 3
-    interrupt(Engine, "generate", after=0)
-    assert run(*args)[:2] == (130, "")
-
-
-def test_check_refuses_to_compare_plain_with_itself(run):
-    status, out, err = run("check", "--schedules", "plain", "-n", 4)
-    assert (status, out) == (2, "")
-    assert "plain is what schedules are compared with" in err
 
 
 def test_the_documentation_counts_the_schedules_of_check():
@@ -432,83 +357,6 @@ def test_wrong_usage_is_one_line(run, args, status, words, tmp_path, monkeypatch
     assert err.rstrip("\n").isprintable() and len(err) < 400
 
 
-def test_bad_prompts_are_one_line(run, tmp_path, monkeypatch):
-    path = tmp_path / "prompts.jsonl"
-    good = '{"id": "a", "prompt": "one"}\n'
-    cases = {
-        good + good: "'a'",
-        '{"id": "a\\u001b[31m\\nb", "prompt": " "}': r"prompt a\x1b[31m\nb: the prompt is empty",
-        good + '{"id": 2, "prompt": " "}': "prompt 2: the prompt is empty",
-        good + json.dumps({"id": 2, "prompt": "x" * 600}): "prompt 2: the prompt has",
-    }
-    for content, words in cases.items():
-        path.write_text(content)
-        status, out, err = run("--prompts", path, "--json")
-        assert (status, out, len(err.strip().splitlines())) == (2, "", 1)
-        assert words in err
-    long = "x" * 600
-    status, _, err = run(long)
-    assert status == 2
-    assert "context of 512" in err
-    assert run("  ")[0] == 2
-
-
-def test_prompts_as_other_programs_write_them(run, tmp_path):
-    """A byte order mark, ends of lines of another system, and what only Python takes for the end of a line."""
-    path = tmp_path / "prompts.jsonl"
-    texts = ["a\u2028b", "c\x85d"]
-    lines = [json.dumps({"id": i, "prompt": text}, ensure_ascii=False) for i, text in enumerate(texts)]
-    path.write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
-    status, out, _ = run("--prompts", path, "--json", "-n", 2, "--raw")
-    assert status == 0
-    assert [json.loads(line)["id"] for line in out.split("\n")[:-1]] == [0, 1]
-
-
-def test_heads_that_cannot_be_used_are_one_line(run, head, tmp_path):
-    cut, other = tmp_path / "cut.safetensors", tmp_path / "other.safetensors"
-    cut.write_bytes(head.read_bytes()[:-100])
-    tiny_head(tiny_model(), hash="another").save(other)
-    (tmp_path / "text").write_text("hello")
-    cases = [
-        ("", 2, "empty"),
-        (cut, 1, "truncated"),
-        (other, 1, "was trained for"),
-    ]
-    for name, expected, words in cases:
-        status, out, err = run("x", "--exit-head", name)
-        assert (status, out, len(err.strip().splitlines())) == (expected, "", 1)
-        assert words in err
-
-
-def test_extreme_values_are_taken_or_refused(run, head):
-    for option in (
-        ["--top-k", 2**40],
-        ["--seed", 2**64 - 1],
-        ["--max-tokens", 2**70],
-        ["--repetition-penalty", "100"],
-        ["--repetition-penalty", "0.01"],
-        ["--temperature", "1e-6"],
-        ["--temperature", "1e300"],
-    ):
-        status, _, err = run("x" * 450, "-n", 3, "--raw", "--exit-head", head, *option)
-        assert status == 0
-        assert REASON.search(err.splitlines()[0])
-
-
-def test_json_shows_logprobs_when_asked(run, folder):
-    args = ["abc", "-n", 5, "--raw", "--json", "--frequency-penalty", 0.5]
-    _, out, _ = run(*args, "--logprobs", 2)
-    shown = json.loads(out)
-    assert [len(token["top"]) for token in shown["logprobs"]] == [2] * len(shown["ids"])
-    assert all(token["logprob"] <= token["top"][0]["logprob"] <= 0 for token in shown["logprobs"])
-    assert [token["id"] for token in shown["logprobs"]] == shown["ids"]
-    tokenizer = Engine.from_pretrained(folder, exit_head="none").tokenizer
-    for token in shown["logprobs"]:
-        for said in (token, *token["top"]):
-            assert said["text"] == tokenizer.token_bytes(said["id"]).decode(errors="replace")
-    assert "logprobs" not in json.loads(run(*args)[1])
-
-
 def test_an_answer_by_a_grammar(run, tmp_path):
     schema, lark = tmp_path / "schema.json", tmp_path / "digits.lark"
     schema.write_text('{"enum": ["left", "right"]}')
@@ -628,29 +476,6 @@ def test_drafts_are_shown_in_colour(folder):
     for colour in ("\x1b[3;35m", "\x1b[32m", "\x1b[31m"):  # draft, accepted, corrected
         assert colour in text
     assert re.search(r"\d+ tokens, (cut by -n|finished) \| ", text)
-
-
-def test_drafts_that_are_interrupted_end_with_what_was_held_back(folder):
-    """Text that may be the beginning of a stop string waits; at Ctrl-C it belongs to the answer."""
-    engine = Engine.from_pretrained(folder, exit_head="norm:3", backend="cpu", dtype="float32", threads=1)
-    params = SamplingParams(max_tokens=30, ignore_eos=True)
-    begin = engine.generate("abc", params, "plain").run().text[:12]
-    generation = engine.generate("abc", replace(params, stop=(begin + "never",)), "eesd:length=2,stop_rule=fixed")
-    events = generation.events()
-
-    def interrupted():
-        for event in events:
-            yield event
-            if isinstance(event, Committed):
-                raise KeyboardInterrupt
-
-    generation.events = interrupted
-    written = io.StringIO()
-    with pytest.raises(KeyboardInterrupt):
-        show_drafts(engine, generation, Console(file=written, width=100))
-    held = generation.completion.text
-    assert held and begin.startswith(held)
-    assert held.splitlines()[-1].strip() in written.getvalue().splitlines()[-1]
 
 
 def test_interrupt_prints_what_there_is_and_the_statistics(tmp_path):

@@ -7,7 +7,6 @@ from support import write_model
 
 from ppsd_rt import Engine, Grammar, SamplingParams
 from ppsd_rt.cli import main as cli
-from ppsd_rt.generation import Generation
 
 SCHEMA = {"type": "object", "properties": {"colour": {"enum": ["red"]}}, "required": ["colour"]}
 SCHEMA["additionalProperties"] = False
@@ -54,21 +53,6 @@ def test_a_grammar_that_did_not_end_is_an_error(run):
     status, out, _ = run("abc", "--grammar", schema)
     assert (status, json.loads(out)) == (0, {"colour": "red"})
     assert run("abc", "-n", 2, "--grammar", "regex=a{2}")[0] == 0  # whole, although the limit ended it
-
-
-@pytest.mark.parametrize("json_wanted", [False, True])
-def test_an_interruption_before_the_first_token_says_how_far_the_prompt_was(run, monkeypatch, json_wanted):
-    def interrupted(generation):
-        generation.options.prompt_progress(2, 5)
-        generation.options.prompt_progress(5, 5)  # the last word, however it ends
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Generation, "_next", interrupted)
-    status, out, err = run("abcde", *["--json"] * json_wanted)
-    assert status == 130
-    assert err.splitlines()[-1] == "ppsd-run: interrupted while reading the prompt (2 of 5 tokens)"
-    assert "first after" not in err
-    assert (json.loads(out)["ids"] if json_wanted else out.strip()) in ([], "")
 
 
 def test_without_a_limit_memory_may_end_an_answer(folder):

@@ -6,19 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from support import write_model
 
 from ppsd_rt import Engine, UsageError
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cli.commands import COMMANDS
 from ppsd_rt.cli.parser import parse
-from ppsd_rt.models import local
 from ppsd_rt.models.cache import kept_gguf
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("input") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -128,31 +121,3 @@ def test_models_that_are_here_are_listed(caches, capsys):
     assert found["org/tiny"]["exit_head"] == "none"
     assert cli.main(["list"]) == 0
     assert "org/tiny" in capsys.readouterr().out
-
-
-def test_models_are_removed_when_that_is_agreed(caches, capsys, monkeypatch):
-    path = caches / "hub" / "models--org--tiny"
-    assert cli.main(["rm", "org/nothing"]) == 2
-    assert "here are: smollm2-135m, org/cut, org/tiny" in capsys.readouterr().err
-    assert cli.main(["rm", "org/tiny"]) == 2  # nobody is there to ask
-    assert "--yes" in capsys.readouterr().err
-
-    class Keyboard:
-        def __init__(self, said):
-            self.said = said
-
-        def isatty(self):
-            return True
-
-        def readline(self):
-            return self.said
-
-    monkeypatch.setattr(sys, "stdin", Keyboard("\n"))
-    assert cli.main(["rm", "org/tiny"]) == 1
-    assert path.exists()
-    monkeypatch.setattr(sys, "stdin", Keyboard("y\n"))
-    assert cli.main(["rm", "org/tiny"]) == 0
-    assert not path.exists()
-    assert cli.main(["rm", "smollm2-135m", "--yes"]) == 0
-    assert not list((caches / "cache" / "models").glob("smollm2*"))
-    assert [model.name for model in local.local_models()] == ["org/cut"]

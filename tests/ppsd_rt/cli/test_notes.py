@@ -3,17 +3,9 @@
 import importlib
 import logging
 
-import pytest
-from support import write_model
-
 import ppsd_rt
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cli.notes import complain, note, printed, quiet
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("notes") / "model")
 
 
 def test_notes_are_printed_by_the_command_only(capsys):

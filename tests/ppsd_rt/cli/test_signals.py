@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from support import write_model
 
 from ppsd_rt.cli import generate, signals
 from ppsd_rt.cli import main as cli
@@ -19,11 +18,6 @@ ENDING = {
     signal.SIGTERM: "interrupted by SIGTERM",
     signal.SIGHUP: "interrupted by SIGHUP",
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("signals") / "model")
 
 
 @pytest.fixture

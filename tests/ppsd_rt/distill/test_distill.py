@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import EOS, FAMILIES, TEMPLATE, VOCAB, slow, tiny_model, write_model
+from support import EOS, FAMILIES, TEMPLATE, VOCAB, slow, tiny_model
 
 from ppsd_rt.cli.main import main
 from ppsd_rt.cli.parser import parse
@@ -22,10 +22,10 @@ from ppsd_rt.distill import rate, shards
 from ppsd_rt.distill import run as distillation
 from ppsd_rt.distill.deduplication import Deduplication
 from ppsd_rt.distill.forecast import ANSWERED, Forecast
-from ppsd_rt.distill.mix import PLAIN, Recent, mix_of
+from ppsd_rt.distill.mix import mix_of
 from ppsd_rt.distill.prompts import FAMILY, prompts_of
 from ppsd_rt.distill.run import Distillation, Settings
-from ppsd_rt.distill.samplers import NativeSampler, TorchSampler, slots_within
+from ppsd_rt.distill.samplers import NativeSampler, TorchSampler
 from ppsd_rt.distill.self_text import MAX_ANSWER, SelfText
 from ppsd_rt.distill.successors import count_successors, foreseen
 from ppsd_rt.distill.train import Trainer, TrainSettings, batches
@@ -40,11 +40,6 @@ from ppsd_rt.models.tokenizer import load_tokenizer
 from ppsd_rt.sampling.params import SamplingParams
 
 STEPS = 250  # long enough for conversations to end inside a shard
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("distill") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -166,25 +161,6 @@ def test_prompts_come_in_whole_passes(tokenizer):
     assert first == list(given.learned), "each once, over all shards"
 
 
-def test_prompts_that_cannot_be_used_are_told(tokenizer):
-    said = []
-    given = [[{"role": "user", "content": text}] for text in ("a", "b", "a", "x" * 500, "c", "d")]
-    options = {"share": 1.0, "longest": 200, "seed": 1, "tell": said.append}
-    kept = prompts_of(
-        given, tokenizer, lambda texts: [tokenizer.decode(ids).count("d\n") > 0 for ids in texts], **options
-    )
-    assert len(kept.learned) == 2 and len(kept.held_out) == 1
-    left_out = "1 longer than 200 tokens, 1 like prompts of --judged-by, 1 doubles"
-    assert said == [f"of 6 prompts 3 are used; left out: {left_out}"]
-    with pytest.raises(UsageError, match="two prompts at the least, one of them to judge by; 0 can be used"):
-        prompts(tokenizer, 9, leaking=lambda texts: [True] * len(texts))
-    for share in (0, 1.5, float("nan")):
-        with pytest.raises(UsageError, match="--prompts-share must be above 0"):
-            prompts(tokenizer, 9, share=share)
-    with pytest.raises(UsageError, match="prompt 2 of --prompts is empty"):
-        prompts_of([given[0], [{"role": "user", "content": " "}]], tokenizer, None, 1.0, 200, 1, print)
-
-
 def test_prompts_are_answered_greedily_once(folder, mix, tokenizer):
     given = prompts(tokenizer, 8, share=0.7)
     sampler = NativeSampler(CpuBackend(Checkpoint(folder), "float32", "cpu", 1), 12, capacity(mix), (), mix.end_ids)
@@ -195,32 +171,6 @@ def test_prompts_are_answered_greedily_once(folder, mix, tokenizer):
     greedy = [c.beginning.ids for c in answered if c.temperature == 0]
     assert len(greedy) == len(set(greedy))
     assert all(c.answer == len(c.beginning.ids) for c in answered)
-
-
-def test_requests_are_about_what_was_said(tokenizer, mix):
-    """Passages are whole sentences of answers; the next turn follows a whole conversation."""
-    answer = "One two three, and four and five and so on. Six! And then it was"
-    asked = [*mix.openings[0], *tokenizer.encode("Tell me", add_special_tokens=False), *mix.between]
-    recent, source, seen = Recent(), random.Random(1), {}
-    assert all(mix.draw(source, recent).family in mix.names for _ in range(99))
-    for family in mix.names:
-        recent.add(family, [*asked, *tokenizer.encode(answer, add_special_tokens=False), EOS], len(asked))
-    for _ in range(3000):
-        beginning = mix.draw(source, recent)
-        seen.setdefault(beginning.family, []).append(tokenizer.decode(beginning.ids, skip_special_tokens=False))
-        assert len(beginning.ids) + beginning.most_question + len(mix.between) <= mix.longest
-    about = {family.name: family for family in mix.families if family.about}
-    for name, family in about.items():
-        for text in seen[name]:
-            if family.goes_on:
-                turn = "<|im_end|>\n<|im_start|>user\n"
-                assert text.startswith("<|im_start|>user\nTell me<|im_end|>\n<|im_start|>assistant\n" + answer + turn)
-            else:
-                assert answer[: answer.index("!") + 1] in text and "And then" not in text
-            assert text.endswith("<|im_start|>assistant\n") == (family.most_question == 0)
-    few = mix.within(mix.longest - 1)
-    assert len(few.families) < len(mix.families) and few.longest < mix.longest
-    assert [f.name for f in mix.within(9).families] == [f.name for f in mix.families if not f.about]
 
 
 @torch.no_grad()
@@ -251,15 +201,6 @@ def test_torch_writes_what_the_model_says_in_every_family(family, fused):
         assert (true >= logits.max(-1).values - 1e-3).all(), "equal but for rounding"
 
 
-def test_as_many_slots_as_memory_holds(model):
-    """What a sampler holds is within what is counted for it, and no slot more fits."""
-    passing = -slots_within(0, model, 100)
-    cache = TorchSampler(model, 1, 100, 0, ()).keys.nbytes * 2
-    assert slots_within(1e9, model, 100) * cache < 1e9
-    assert slots_within(2e9, model, 100) - slots_within(1e9, model, 100) <= 1e9 / cache
-    assert passing > 0
-
-
 def test_sampled_answers_follow_their_temperature(folder, model, tokenizer):
     """Mean log-probability of warm answers, against its expectation: the model's entropy at that temperature."""
     mix = mix_of(tokenizer, frozenset({EOS}))
@@ -281,17 +222,6 @@ def test_sampled_answers_follow_their_temperature(folder, model, tokenizer):
                 count += len(true)
         assert count > 500
         assert got / count == pytest.approx(expected / count, abs=0.15)
-
-
-def test_a_base_model_simply_writes(tmp_path):
-    folder = write_model(tmp_path / "base")
-    (folder / "tokenizer_config.json").write_text('{"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}')
-    mix = mix_of(load_tokenizer(folder), frozenset({EOS}))
-    assert [family.name for family in mix.families] == [PLAIN]
-    assert ((VOCAB - 2,), ()) in mix.families[0].starters  # an empty one begins with the beginning-of-sequence id
-    sampler = NativeSampler(CpuBackend(Checkpoint(folder), "float32", "cpu", 1), 4, capacity(mix), (), mix.end_ids)
-    generated = written(SelfText(sampler, mix, seed=0), 300)
-    assert all(c.answer == len(c.beginning.ids) for c in generated.finished)
 
 
 def test_a_context_that_is_too_short_is_refused(mix):
@@ -447,25 +377,6 @@ def test_heads_of_one_run_are_those_of_runs_of_their_own(model, generated):
             assert torch.equal(parameter, head.get_parameter(name))
 
 
-def test_counting_alone_takes_no_training(job, tmp_path):
-    work = job("work", kinds=("ngram",))
-    assert work.forecast().step_seconds == 0
-    play(work.sample())
-    assert list(work.train()) == []
-    assert not shards.states_path(work.folder, 1).exists()
-    (path,) = work.save(lambda head, size: tmp_path / f"{head.kind}.safetensors")
-    file = HeadFile.load(path, work.checkpoint)
-    assert not file.drafts
-    assert file.info.acceptance["held_out_greedy"] == pytest.approx(work.foreseen, abs=1e-4)
-    engine = Engine.from_pretrained(work.checkpoint.folder, exit_head=path, backend="cpu", dtype="float32")
-    assert engine.head is None
-    ids = shards.read_shard(work.folder, 1)[0].ids.tolist()[:9]
-    sampling = SamplingParams(max_tokens=40, ignore_eos=True)
-    answers = {name: engine.generate(ids, sampling, name).run() for name in ("plain", "auto:lookup=0")}
-    assert answers["auto:lookup=0"].ids == answers["plain"].ids
-    assert answers["auto:lookup=0"].statistics.copied_judged > 0
-
-
 def test_what_follows_most_often_is_counted():
     texts = [shards.Text(torch.tensor(ids), 1, True) for ids in ([1, 2, 3, 1, 2, 3], [1, 2, 4], [7, 7, 7])]
     counted = count_successors(texts).tolist()
@@ -524,14 +435,6 @@ def test_a_rate_that_teaches_nothing_is_lowered(job, monkeypatch):
     play(again.train())
     for a, b in zip(work.trainer.heads[0].parameters(), again.trainer.heads[0].parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_a_short_run_that_has_learned_nothing_says_so(job):
-    work, said = job("work", kinds=("layer",), exit_layers=(2,), rate=5.0, tokens=4800), []
-    work.tell = said.append
-    play(work.sample())
-    play(work.train())
-    assert [text.partition(":")[0] for text in said] == ["these heads have learned nothing"]
 
 
 def test_damaged_files_say_what_to_delete(job, monkeypatch):
@@ -627,48 +530,6 @@ def check_heads(folder, tmp_path, told):
         assert (head.info.kind, head.info.recipe["kinds"]) == (kind, ["adapter", "feedback"])
 
 
-def test_a_head_for_prompts_of_ones_own(folder, tmp_path, capsys):
-    """It goes on from a head, and says how right both are on prompts that are held out; judged ones are left out."""
-    mine, judged, out = (tmp_path / name for name in ("mine.jsonl", "judged.txt", "again.safetensors"))
-    given = [f"What is number {number} good for?" for number in range(30)]
-    mine.write_text("".join(json.dumps({"messages": [{"role": "user", "content": text}]}) + "\n" for text in given))
-    judged.write_text("number 7 good\n")
-    options = ["distill", "-m", folder, "--dtype", "float32", "--threads", 1, "--tokens", 16000, "--slots", 16]
-    options = [*map(str, options), "--draft-vocabulary", "64", "--epochs", "1"]
-    first = ExitHead.from_model(
-        tiny_model(), HeadInfo("layer", 2, "model", Checkpoint(folder).hash), [*range(0, VOCAB, 4)]
-    )
-    first.save(tmp_path / "first.safetensors")
-    begin = ["--begin", str(tmp_path / "first.safetensors"), "--kind", "layer", "--judged-by", str(judged)]
-    assert main([*options, *begin, "--prompts", str(mine), "--prompts-share", "0.6", "--out", str(out)]) == 0
-    said = capsys.readouterr()
-    assert "of 30 prompts 29 are used; left out: 1 like prompts of --judged-by" in said.err
-    told = re.search(
-        r"on 2 held-out prompts acceptance (0\.\d+) before \(.*first.safetensors\), (0\.\d+) now", said.out
-    )
-    head = HeadFile.load(out, Checkpoint(folder))
-    assert head.info.acceptance["held_out_prompts"] == pytest.approx(float(told[2]), abs=6e-4)
-    assert head.info.recipe["prompts_share"] == 0.6
-    tokenizer = load_tokenizer(folder)
-    asked = [
-        {found for text in shards.read_shard(tmp_path / "again-work", number) for found in prompts_in(tokenizer, text)}
-        for number in (0, 1)
-    ]
-    assert len(asked[0]) == 2 and len(asked[1]) == 27 and not asked[0] & asked[1]
-    assert "7" not in asked[0] | asked[1]
-    assert (
-        main([*options, *begin, "--prompts", str(mine), "--prompts-share", "0.5", "--out", str(out), "--resume"]) == 1
-    )
-    assert "was begun with prompts_share = 0.6" in capsys.readouterr().err
-
-
-def prompts_in(tokenizer, text):
-    return re.findall(
-        r"^<\|im_start\|>user\nWhat is number (\d+) good for",
-        tokenizer.decode(text.ids.tolist(), skip_special_tokens=False),
-    )
-
-
 def test_a_run_of_so_many_hours(folder, tmp_path, monkeypatch, capsys):
     """A second for a shard and a second for its three epochs: two hours are 3599 shards, and one held out."""
     monkeypatch.setattr(
@@ -689,40 +550,6 @@ def test_a_run_of_so_many_hours(folder, tmp_path, monkeypatch, capsys):
     assert main([*begin, "--hours", "2"]) == 1
     assert "holds an earlier run: add --resume" in capsys.readouterr().err
     assert planned == [3599 * 16 * 1024] * 2  # the first shard is held out
-
-
-def test_a_short_run_has_smaller_shards(folder, tmp_path, monkeypatch):
-    """Of 64 slots a shard would take 8 seconds, and the held-out one 4; of 32 it is 4 and 2."""
-    forecast = Forecast(16 * 1024, 4096 / (3 * ANSWERED * 16 * 1024), TrainSettings())
-    monkeypatch.setattr(Distillation, "forecast", lambda job: forecast)
-    planned = []
-
-    def stop(job):
-        planned.append((job.settings.slots, job.settings.tokens))
-        raise PpsdError("enough")
-
-    monkeypatch.setattr(Distillation, "sample", stop)
-    options = ["--out", str(tmp_path / "head.safetensors"), "--dtype", "float32", "--threads", "1"]
-    begin = ["distill", "-m", str(folder), *options, "--hours", str(7 / 3600)]
-    assert main(begin) == 1
-    assert main([*begin, "--resume"]) == 1
-    assert planned == [(32, 32 * 1024)] * 2
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--hours", "1e-9"], "--hours 1e-09 is too short: the least that can be done takes about "),
-        (["--hours", "0"], "--hours must be above 0, not 0.0"),
-        (["--hours", "nan"], "--hours must be above 0, not nan"),
-        (["--hours", "1", "--tokens", "9"], "--tokens and --hours exclude each other"),
-    ],
-)
-def test_hours_that_make_no_sense(folder, tmp_path, capsys, monkeypatch, options, words):
-    monkeypatch.setattr(Distillation, "forecast", lambda job: Forecast(1e6, 1.0, TrainSettings()))
-    begin = ["distill", "-m", str(folder), "--out", str(tmp_path / "head.safetensors"), "--threads", "1"]
-    assert main([*begin, *options]) == 2
-    assert words in capsys.readouterr().err
 
 
 # `ppsd-run` with several processes that sample; once they do, it says so and goes no further.

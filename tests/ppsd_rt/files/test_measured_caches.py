@@ -1,15 +1,11 @@
 """What was measured and kept: a damaged file of it means measuring again and writing it anew, without a word."""
 
-import io
 import json
 import os
-import zipfile
 
-import numpy as np
 import pytest
 
 from ppsd_rt._native import Costs, StageCosts
-from ppsd_rt.cpu import importance
 from ppsd_rt.files import cache as cache_file
 from ppsd_rt.pipeline.schedule import MAX_ROWS
 from ppsd_rt.planning import planner
@@ -113,60 +109,3 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 # -- importance --------------------------------------------------------------------------------------------------------
-
-LAYERS, INPUTS = 2, (8, 4, 8, 12)
-WIDTH = sum(INPUTS)
-
-
-def npy(array, **header):
-    """As numpy writes it, with another header where one is given."""
-    file = io.BytesIO()
-    if header:
-        spec = {"descr": "<f4", "fortran_order": False, "shape": array.shape, **header}
-        np.lib.format.write_array_header_1_0(file, spec)
-        file.write(array.tobytes())
-    else:
-        np.save(file, array, allow_pickle=True)
-    return file.getvalue()
-
-
-def array(place=(0, 0), value=1.0):
-    weights = np.linspace(0.5, 1.5, LAYERS * WIDTH, dtype=np.float32).reshape(LAYERS, WIDTH)
-    weights[place] = value
-    return weights
-
-
-def archive():
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as out:
-        out.writestr("arr_0.npy", npy(array()))
-    return file.getvalue()
-
-
-GOOD = npy(array())
-NO_IMPORTANCE = {
-    **NO_JSON,
-    "cut": GOOD[:-1],
-    "longer": GOOD + b"\0",
-    "no magic": b"\0" + GOOD[1:],
-    "header alone": GOOD[: GOOD.index(b"\n") + 1],
-    "half a zip": archive()[:60],
-    "objects": npy(np.array([{}], dtype=object)),
-    "of 36 TiB": npy(array(), shape=(10**6, 10**7)),
-    "negative shape": npy(array(), shape=(-1, WIDTH)),
-    "big-endian": npy(array(), descr=">f4"),
-    "nested descr": npy(array()).replace(b"'<f4'", b"((((("),
-    "version": GOOD[:6] + b"\x09" + GOOD[7:],
-    **{f"{value} last": npy(array((1, WIDTH - 1), value)) for value in (0.0, -1.0, 1e-30, 1e38, np.nan, np.inf)},
-    "a layer of 0": npy(array((1, slice(None)), 0.0)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("damage", [*NO_FILE, *NO_IMPORTANCE])
-def test_importance_that_cannot_be_read(tmp_path, damage):
-    path = tmp_path / "importance.npy"
-    NO_FILE.get(damage, write_bytes(NO_IMPORTANCE.get(damage)))(path)
-    assert importance._known(path, LAYERS, INPUTS) is None
-    importance._keep(path, array())
-    assert np.array_equal(importance._known(path, LAYERS, INPUTS), array())
-    assert np.array_equal(np.load(path), array())

@@ -22,23 +22,12 @@ def test_one_answer_alone_takes_its_prompt_and_a_pass_for_each_token():
     assert (answered.wait, answered.pace) == (0.5, 0.5)
 
 
-def test_a_long_prompt_takes_passes_of_64_rows():
-    cluster = run([Replica((1.0,), row_share=0.1)], requests(0.0, prompt=100, answer=1))
-    assert cluster.now == pytest.approx(1 + 0.1 * 63 + 1 + 0.1 * 35)
-
-
 def test_answers_share_passes_up_to_the_batch():
     both = run([Replica((1.0,), row_share=0.5, batch=2)], requests(0.0, 0.0))
     # The first one's prompt is under way when the second one comes: it waits for that pass.
     assert both.now == pytest.approx(1.0 + 9 * 1.5 + 1.0)
     one_by_one = run([Replica((1.0,), row_share=0.5, batch=1)], requests(0.0, 0.0))
     assert one_by_one.now == pytest.approx(20.0)
-
-
-def test_right_drafts_come_with_their_pass():
-    replica = Replica((1.0,), early=0.1, head=0.05, drafts=3, acceptance=1.0)
-    cluster = run([replica], requests(0.0, answer=9))
-    assert cluster.now == pytest.approx(1.0 + 2 * (3 * 0.15 + 1.0))  # the prompt's token, and twice four
 
 
 def test_by_prefix_beginnings_stay_where_they_are_known():
@@ -56,14 +45,6 @@ def test_no_pass_takes_more_than_its_share_of_the_answers():
     assert run([replica], requests(0.0, 0.0, 0.0, 0.0, answer=50)).now == pytest.approx(4 * 50 + 3)
     five = run([replica], requests(*[0.0] * 5, answer=50)).now
     assert 1.2 * (4 * 50 + 3) < five < 1.6 * (4 * 50 + 3)
-
-
-def test_as_many_passes_are_under_way_as_there_are_stages():
-    """Three answers begin one after the other over two stages: the third one waits, and shares the first one's."""
-    replica = Replica((1.0,) * 2, early=1.0, row_share=0.5, link=1.0, batch=64)
-    answered = run([replica], requests(0.0, 1.0, 2.0, answer=50)).answered
-    assert [each.first for each in answered] == [4.0, 5.0, 9.0]
-    assert [each.pace for each in answered] == pytest.approx([2 * 1.5 + 2] * 3, rel=0.01)
 
 
 def test_late_messages_slow_a_full_pipeline_more_than_an_empty_one():

@@ -9,7 +9,6 @@ from toys import schedules
 
 from ppsd_rt import _native
 from ppsd_rt._native import testing
-from ppsd_rt.errors import UsageError
 from ppsd_rt.lab.simulate import equal_stages, pipeline_costs, simulate, speedup, table
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
@@ -89,14 +88,6 @@ def test_interference_lasts_while_both_work():
     assert simulate(PLAIN, costs.replace(draft_interference=9.0), 1.0, 100).seconds == pytest.approx(500)
 
 
-def test_acceptance_by_place():
-    """The second draft token of a round is never right: one accepted per round of three."""
-    costs = equal_stages(2)
-    statistics = simulate(Schedule(3, 3, 3), costs, [1.0, 0.0], tokens=500).statistics
-    assert statistics.acceptance_by_position[:2] == [1.0, 0.0]
-    assert statistics.tokens_per_round == pytest.approx(2, rel=0.01)
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     schedule=schedules,
@@ -165,25 +156,3 @@ def test_siblings_under_way_shorten_what_follows_a_rejection(name):
     gain = with_siblings.tokens_per_second / without.tokens_per_second
     assert 1.09 < gain < 1.18
     assert closed_form(parse_schedule(f"{name}:siblings=0.01"), costs, 0.66) is None
-
-
-def test_costs_that_make_no_sense():
-    good = {"step": table(0.5), "head": 0.0, "verify": (table(0.5),)}
-    assert pipeline_costs(**good) == equal_stages(2)
-    for change in (
-        {"verify": ()},
-        {"step": (1.0,)},
-        {"links": (0.0,)},
-        {"head": -1.0},
-        {"draft_interference": 0.5},
-        {"step": table(0), "verify": (table(0),)},
-    ):
-        with pytest.raises(UsageError):
-            pipeline_costs(**{**good, **change})
-    for bad in (1.5, [], [0.5, -1]):
-        with pytest.raises(UsageError, match="acceptance"):
-            simulate(PPSD, equal_stages(2), bad)
-    with pytest.raises(UsageError):
-        equal_stages(1)
-    with pytest.raises(UsageError):
-        simulate(PPSD, equal_stages(2), 0.5, tokens=0)

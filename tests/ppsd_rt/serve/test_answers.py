@@ -98,18 +98,6 @@ def test_seeds(served):
     assert say().seed != say().seed, "without a seed every answer has one of its own"
 
 
-@pytest.mark.parametrize("prompts", [["Once"] * 4, [[79, 110]] * 4], ids=["texts", "ids"])
-def test_prompts_that_are_the_same_are_several_answers_to_one(served, engine, prompts):
-    own = served.complete(prompts, temperature=1, max_tokens=12).choices
-    assert len({choice.text for choice in own}) == len({choice.seed for choice in own}) == 4
-    for choice in own:
-        assert alone(engine, prompts[0], temperature=1.0, max_tokens=12, seed=choice.seed).text == choice.text
-    numbered = served.complete(prompts, temperature=1, max_tokens=12, seed=7).choices
-    assert {choice.seed for choice in numbered} == {7}
-    expected = [alone(engine, prompts[0], temperature=1.0, max_tokens=12, seed=7, index=index) for index in range(4)]
-    assert [choice.text for choice in numbered] == [answer.text for answer in expected]
-
-
 def test_stop_strings_and_ends(served, engine):
     whole = alone(engine, USER, max_tokens=24).text
     stop = whole[7:9]
@@ -122,12 +110,6 @@ def test_stop_strings_and_ends(served, engine):
     ids = alone(engine, USER, max_tokens=24).ids
     choice = served.chat(max_tokens=24, extra_body={"stop_token_ids": [ids[5]]}).choices[0]
     assert choice.finish_reason == "stop"
-
-
-def test_answers_end_with_the_context_where_nothing_else_is_asked_for(served, engine):
-    reply = served.chat(extra_body={"ignore_eos": True})
-    assert reply.usage.total_tokens == engine.config.max_position_embeddings
-    assert reply.choices[0].finish_reason == "length"
 
 
 def test_rounds_that_come_together_have_one_chunk(served, engine):

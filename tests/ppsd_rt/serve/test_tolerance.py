@@ -6,7 +6,7 @@ import socket
 import pytest
 from serve_support import HANG, SCHEDULE, USER, serving
 
-from ppsd_rt import Grammar, SamplingParams
+from ppsd_rt import SamplingParams
 
 EXTRAS = {
     "colour": "red",
@@ -151,18 +151,6 @@ def test_other_protocols_tell_it_too(served):
     assert json.loads(events[-1].partition("data: ")[2])["response"]["unheld"][0]["place"] == PLACE
 
 
-def test_of_a_tool_the_log_tells_it_once(roomy):
-    tool = {"type": "function", "function": {"name": "look", "parameters": LOOSE}}
-    with serving(roomy) as served:
-        for _ in range(2):
-            reply = served.post(tools=[tool], tool_choice="required", parallel_tool_calls=False, max_tokens=200)
-            assert "x-unheld" not in reply.headers and "unheld" not in reply.json()
-            call = reply.json()["choices"][0]["message"]["tool_calls"][0]["function"]
-            assert set(json.loads(call["arguments"])) == {"a"}
-        lines = [served.log._entries.get(timeout=HANG) for _ in range(3)]
-    assert [line["field"] for line in lines if line["event"] == "unheld"] == [f"look{PLACE}: a reference back"]
-
-
 def test_numbers_end_unless_they_need_not(served):
     schema = {"type": "integer", "minimum": 1}
     digits = map(str, served.engine.tokenizer.encode("0123456789"))  # it writes nothing else, as long as it may
@@ -171,28 +159,6 @@ def test_numbers_end_unless_they_need_not(served):
     assert said["finish_reason"] == "stop" and 1 <= int(said["message"]["content"]) < 2**63
     free = served.post(**body, max_tokens=60, unbounded_json=True).json()["choices"][0]
     assert free["finish_reason"] == "length" and len(free["message"]["content"]) == 60
-
-
-@pytest.mark.parametrize(
-    ("items", "least", "most"),
-    [
-        ({"enum": ["a", "b"]}, None, 2),
-        ({"type": "string"}, None, 16),
-    ],
-    ids=str,
-)
-def test_items_that_must_differ_are_bounded(roomy, items, least, most):
-    """Of pydantic's set[...]: a small model repeats them for ever."""
-    array = {"type": "array", "items": items, "uniqueItems": True} | ({"minItems": least} if least else {})
-    schema = {"$defs": {"Colour": {"enum": ["a", "b", "c"]}}, "type": "object", "properties": {"a": array}}
-    schema |= {"required": ["a"], "additionalProperties": False}
-    mask = roomy.compile(Grammar.json_schema(schema, strict=False))()
-    texts = [f'"{letter}"' for letter in "abc"[:most]] if most < 16 else ['"a"'] * most
-    ids = roomy.tokenizer.encode('{"a":[' + ",".join(texts), add_special_tokens=False)
-    comma, end = (roomy.tokenizer.encode(text, add_special_tokens=False)[0] for text in ",]")
-    assert all(mask.allowed(0, ids[:place])[id] for place, id in enumerate(ids))
-    allowed = mask.allowed(0, ids)
-    assert allowed[end] and not allowed[comma]
 
 
 def test_stop_strings_in_the_answer(served, engine):

@@ -4,25 +4,19 @@ import csv
 import io
 import json
 import os
-import signal
 import statistics
 
 import pytest
-from support import tiny_head, tiny_model, write_model
+from support import tiny_head, tiny_model
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cli import main as cli
-from ppsd_rt.lab.bench.generate import Answers, Case, Workload, measure_generation
+from ppsd_rt.lab.bench.generate import Answers, Workload, measure_generation
 from ppsd_rt.lab.bench.kernels import PASS, chosen_isa
 from ppsd_rt.lab.bench.report import Column, Report
 from ppsd_rt.lab.bench.spread import Spread, take_turns
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.schedule import named, parse_schedule
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("bench") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -227,45 +221,6 @@ def test_answers_that_differ_fail_the_command_in_the_end(bench, folder, monkeypa
     assert "differ from plain decoding" in err
 
 
-def test_every_family_of_prompts_has_a_row_of_its_own(bench, tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    items = [{"id": 1, "prompt": "one", "family": "chat"}, {"question": "2 + 2?"}, {"question": "a longer one, 3 + 3?"}]
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
-    args = ("--prompts", path, "-n", 9, "-t", 1, "-r", 2, "--schedule", "lookup")
-    status, out, _ = bench("generate", *args, "-o", "json")
-    assert status == 0
-    last = json.loads(out[-1])
-    rows = last["rows"]
-    assert [(row["schedule"], row.get("family"), row["prompts"], row["workload"]) for row in rows] == [
-        ("plain", None, 3, "3 prompts"),
-        ("lookup", None, 3, "3 prompts"),
-        ("plain", "chat", 1, "chat: 1"),
-        ("plain", "gsm8k", 2, "gsm8k: 2"),
-        ("lookup", "chat", 1, "chat: 1"),
-        ("lookup", "gsm8k", 2, "gsm8k: 2"),
-    ]
-    for total, *parts in ((rows[0], *rows[2:4]), (rows[1], *rows[4:])):
-        for key in ("tokens", "prompt_tokens"):
-            assert total[key] == sum(part[key] for part in parts)
-        assert total["by_prompt"] == [ratio for part in parts for ratio in part["by_prompt"]]
-    assert all(row["ratio"]["samples"] == [1.0, 1.0] for row in rows if row["schedule"] == "plain")
-    assert [row["schedule"] for row in last["results"]] == ["plain", "lookup"]
-    assert [row["family"] for row in last["families"]] == ["chat", "gsm8k"] * 2
-    assert {"ratio", "tokens_per_round"} <= set(last["families"][-1])
-
-
-def test_table_and_defaults(bench, head, tmp_path):
-    args = ("-p", 8, "-n", 6, "-r", 2, "--exit-head", head, "-t", 1, "--save", tmp_path / "result.json")
-    status, out, err = bench("generate", *args)
-    assert (status, err) == (0, "")
-    assert [line.split()[0] for line in out[2:4]] == ["plain", "auto"]
-    assert "measurement" not in out[-1]
-    summary = json.loads((tmp_path / "result.json").read_text())
-    assert summary["measurement"] == "generate"
-    assert {"date", "command", "machine", "bandwidth", "results"} <= set(summary)
-    assert summary["interrupted"] is False
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -288,25 +243,3 @@ def test_wrong_usage_is_one_line(bench, args, words):
     assert (status, out) == (2, [])
     assert words in err
     assert len(err.splitlines()) == 1
-
-
-def test_interrupt_prints_what_there_is(bench, head, monkeypatch):
-    """Ctrl-C in the middle of the second repeat, and in the warm-up."""
-    run, runs = Case.run, []
-
-    def interrupted(case, prompt):
-        runs.append(case)
-        if len(runs) == stop:
-            signal.raise_signal(signal.SIGINT)
-        return run(case, prompt)
-
-    monkeypatch.setattr(Case, "run", interrupted)
-    for stop, samples in ((5, [2, 1]), (1, [])):  # noqa: B007 (interrupted() reads it)
-        runs.clear()
-        args = ("-p", 8, "-n", 9, "-t", 1, "-r", 9, "--exit-head", head, "-o", "json")
-        status, out, err = bench("generate", *args)
-        result = json.loads(out[-1])
-        assert (status, result["interrupted"]) == (130, True)
-        assert [len(row["decode_tokens_per_second"]["samples"]) for row in result["rows"]] == samples
-        assert err == "ppsd-run: interrupted; this is what had been measured\n"
-    assert result["bandwidth"] == {}

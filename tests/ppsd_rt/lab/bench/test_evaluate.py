@@ -5,16 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from support import VOCAB, write_model
+from support import VOCAB
 
 from ppsd_rt import Engine
 from ppsd_rt.cli import main as cli
 from ppsd_rt.lab.bench.evaluate import Quality, evaluate, windows
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("eval") / "model")
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 8, 20, 21, 50])
@@ -66,26 +61,6 @@ def test_a_model_is_as_good_as_itself():
     assert found["same"].as_dict(right)["top1_agreement"] == 1
     assert found["flat"].perplexity == pytest.approx(50)
     assert found["flat"].as_dict(right)["divergence"] > 0.1
-
-
-def test_an_interruption_leaves_the_windows_that_all_have_seen():
-    pieces = windows([*range(40)], 16)
-    calls = []
-
-    def model(ids, last):
-        calls.append(ids)
-        if len(calls) == 2 * 2 + 2:  # a model's third window, which the right one has seen by then
-            raise KeyboardInterrupt
-        return np.random.default_rng(list(ids)).normal(size=(last, 50)).astype(np.float32)
-
-    right, found, whole = evaluate({"same": model}, model, pieces)
-    seen = sum(len(piece.targets) for piece in pieces[:2])
-    assert not whole
-    assert right.as_dict()["tokens"] == found["same"].as_dict(right)["tokens"] == seen
-    assert found["same"].as_dict(right)["perplexity_ratio"] == 1
-    calls[:] = [0] * 4  # in the first window
-    with pytest.raises(KeyboardInterrupt):
-        evaluate({"same": model}, model, pieces)
 
 
 def test_eval(folder, capsys, tmp_path):

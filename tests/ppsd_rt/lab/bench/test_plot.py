@@ -53,15 +53,6 @@ def test_categories_and_ranges():
     assert axes.get_lines()[0].get_linestyle() == "None"
 
 
-@pytest.mark.parametrize("points", [[(0, 0)], [(1e-6, 1e300), (1e9, 2)]])
-@pytest.mark.filterwarnings("error")
-def test_names_and_numbers_of_every_kind(points):
-    """A name is text: no formula, nothing hidden, no warning of letters that the font lacks."""
-    chart = drawn(chart_of(Line("_$\\frac$中", points)), "svg").decode()
-    assert ">_$\\frac$中<" in chart
-    drawn(chart_of(Line("_$\\frac$中", points)), "png")
-
-
 @pytest.mark.parametrize("name", ["plot", "plot.pdf", "plot.svg.gz", ".svg"])
 def test_other_endings_are_refused(tmp_path, name):
     with pytest.raises(UsageError, match="must end in .svg or .png"):

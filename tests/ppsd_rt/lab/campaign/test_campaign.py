@@ -108,19 +108,6 @@ def test_everything_is_drawn():
         assert len({getattr(text.params, name) for text in texts}) > 1, name
 
 
-def test_parts_that_are_not_there_are_not_drawn():
-    bare = replace(MATERIAL, exit_layer=None, engine=False, siblings=False, extras=False)
-    drawn = [draw_case(bare, 0, number) for number in range(30)]
-    assert not any(text.params.extras() for case in drawn for text in case.texts)
-    free = [draw_case(replace(MATERIAL, grammars=False), 0, number) for number in range(30)]
-    assert not any(text.params.grammar for case in free for text in case.texts)
-    assert all(case.setup is None for case in drawn)
-    assert {answer.kind for case in drawn for answer in case.answers} == {"plain", "lookup"}
-    ranks = replace(MATERIAL, engine=False, siblings=False)
-    answers = [answer for number in range(30) for answer in draw_case(ranks, 0, number).answers]
-    assert not any(answer.schedule.siblings for answer in answers)
-
-
 def test_many_at_once_with_little_memory(check, monkeypatch):
     """Answers side by side, which wait for each other and lose their places, are compared as others are."""
     monkeypatch.setattr(draw, "_long", lambda rng, least, most: most)
@@ -234,9 +221,3 @@ def test_options_of_the_machine_stay_as_given(check, monkeypatch):
         "stages": ["2"],
         "exit head": ["norm"],
     }
-
-
-def test_other_backends_are_checked_as_they_are(check):
-    status, out, _ = check("--tokens", 100, "--backend", "torch", "--exit-head", "norm:2", "--threads", 1, "--json")
-    result = json.loads(out)
-    assert (status, result["differences"], result["engine"]) == (0, [], {"backend": "torch"})

@@ -7,7 +7,6 @@ from support import tiny_head, tiny_model, write_model
 
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.cli import main as cli
-from ppsd_rt.lab.cli import simulate as simulate_command
 from ppsd_rt.lab.simulate import measured
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.schedule import MAX_ROWS
@@ -59,29 +58,6 @@ def test_sweeps_multiply(rows):
         assert best["speedup"] == max(row["speedup"] for row in cell)
 
 
-def test_figures_of_equal_stages(rows):
-    """20 ms a token; alpha 1: ppsd is n times as fast, and eesd commits 5 tokens per 5 drafts and one pass."""
-    swept, _ = rows("--stages", 4, "--acceptance", "1", "--tokens", 4000)
-    found = {row["schedule"].partition(":")[0]: row for row in swept}
-    assert list(found) == ["plain", "eesd", "ppsd", "elastic"]
-    assert found["plain"]["tokens_per_second"] == pytest.approx(50)
-    assert found["plain"]["stall"] == pytest.approx(0.75)
-    assert found["ppsd"]["tokens_per_second"] == pytest.approx(200, rel=0.01)
-    assert found["ppsd"]["speedup"] == pytest.approx(found["ppsd"]["closed_form"], rel=0.01)
-    assert found["eesd"]["tokens_per_second"] == pytest.approx(5 / 0.04, rel=0.01)
-    assert found["elastic"]["closed_form"] is None
-
-
-def test_costs_of_stages_and_links(rows):
-    [row], result = rows(
-        *("--stage-ms", "1,2,3", "--link-ms", "0.5", "--head-ms", 9, "--schedule", "plain"),
-        *("--bandwidth", "0.008", "--row-bytes", 1000),
-    )
-    assert row["tokens_per_second"] == pytest.approx(1000 / (6 + 3 * 0.5 + 2 * 1))
-    assert result["pipelines"][0]["stage_ms"] == pytest.approx([1, 2, 3])
-    assert result["pipelines"][0]["link_ms_per_row"] == pytest.approx(1)
-
-
 @pytest.mark.parametrize("output", ["table", "md", "json", "jsonl"])
 def test_json_is_printed_on_request_or_into_a_file(run, output, tmp_path):
     status, out, _ = run("-n", 50, "-o", output, "--save", tmp_path / "result.json")
@@ -92,18 +68,6 @@ def test_json_is_printed_on_request_or_into_a_file(run, output, tmp_path):
     assert last["fastest"][0]["stages"] == 4
     if output == "md":
         assert out.splitlines()[0].startswith("| stages | link ms | acceptance | schedule |")
-
-
-def test_an_interruption_leaves_what_was_simulated(run, interrupt):
-    interrupt(simulate_command, "simulate", after=3)
-    status, out, err = run("--acceptance", "0.5,0.9", "--stages", "2,3", "-n", 50, "-o", "json")
-    assert status == 130
-    result = json.loads(out.splitlines()[-1])
-    assert [row["schedule"].partition(":")[0] for row in result["rows"]] == ["plain", "eesd", "ppsd"]
-    assert result["interrupted"]
-    assert "interrupted" in err.splitlines()[-1]
-    interrupt(simulate_command, "simulate", after=0)
-    assert run("-n", 50)[:2] == (130, "")
 
 
 def test_measured_costs_of_a_layer_and_of_the_heads():
