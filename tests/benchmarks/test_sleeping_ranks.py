@@ -72,16 +72,3 @@ def test_the_text_depends_on_all_of_itself(module):
     assert other.next_after(39) != last
     with pytest.raises(ValueError, match="gap"):
         other.go_on(41, [1])
-
-
-@pytest.mark.slow
-def test_processes_give_the_text_under_every_schedule(module):
-    """As fast as they can: the speeds mean nothing then."""
-    args = module.parser().parse_args(["-n", "24", "-r", "1", "--acceptance", "0.7", "--token-ms", "0.6"])
-    result = module.measure(args, 3, 0.1)
-    assert [row["schedule"] for row in result["rows"]] == list(module.SCHEDULES)
-    assert all(row["tokens_per_second"] > 0 for row in result["rows"])
-    plain, eesd = result["rows"][:2]
-    assert plain["rounds"] == 24 > eesd["rounds"]
-    assert [rows for _, rows, _ in plain["work"][1:]] == [25, 25]  # with the prompt's
-    assert plain["simulated"] == pytest.approx(1.0)
