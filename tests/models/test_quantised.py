@@ -140,9 +140,7 @@ def words(values: np.ndarray, bits: int, order: Any = None) -> torch.Tensor:
     return torch.from_numpy(packed.astype(np.uint32).view(np.int32).copy())
 
 
-def gptq(
-    weight: torch.Tensor, bits: int, group: int, form: str, act_order: bool, seed: int
-) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+def gptq(weight, bits, group, form, act_order, seed):
     """Random values of a matrix, and as they are stored."""
     q, zeros, scale = draw(weight, bits, group, seed)
     index = np.arange(weight.shape[1]) // group
@@ -304,9 +302,7 @@ def test_a_folders_own_four_bits_stay(name: str, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("act_order", "group", "dtype", "count"), [("_", 32, "int8", 14), ("down", 32, "int4", 2), (" ", 16, "int8", 14)]
 )
-def test_four_bits_that_int4_cannot_hold_become_int8(
-    act_order: str, group: int, dtype: str, count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_four_bits_that_int4_cannot_hold_become_int8(act_order, group, dtype, count, tmp_path, caplog):
     """act_order: in what matrices, by a part of their names."""
 
     def pack(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -104,9 +104,7 @@ def test_names_that_mean_nothing(name: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["smollm2-135m", "default"])
-def test_default_model_wins_over_a_folder_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_default_model_wins_over_a_folder_of_its_name(tmp_path, monkeypatch, name):
     (tmp_path / name).mkdir()
     (tmp_path / name / "config.json").write_text("{}")
     asked = []

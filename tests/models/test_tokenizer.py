@@ -338,9 +338,7 @@ def swallows_a_space(text: str, legacy: bool) -> bool:
 
 
 @pytest.mark.parametrize("legacy", [True, False])
-def test_spm_agrees_with_transformers(
-    make_spm_folder: Callable[..., Path], llama_vocab: tuple[dict[str, int], list], legacy: bool
-) -> None:
+def test_spm_agrees_with_transformers(make_spm_folder, llama_vocab, legacy):
     judge = spm_judge(llama_vocab, legacy)
     tokenizer = load_tokenizer(make_spm_folder(legacy=legacy))
     assert tokenizer.vocab_size == len(judge)
@@ -356,9 +354,7 @@ def test_spm_agrees_with_transformers(
 
 @settings(UNHURRIED, max_examples=60)
 @given(text=mixed_texts)
-def test_new_spm_is_llama_tokenizer(
-    make_spm_folder: Callable[..., Path], llama_vocab: tuple[dict[str, int], list], text: str
-) -> None:
+def test_new_spm_is_llama_tokenizer(make_spm_folder, llama_vocab, text):
     if not swallows_a_space(text, legacy=False):
         judge = spm_judge(llama_vocab, legacy=False)
         tokenizer = load_tokenizer(make_spm_folder(legacy=False))
@@ -369,9 +365,7 @@ def test_new_spm_is_llama_tokenizer(
 
 @pytest.mark.parametrize("legacy", [True, False])
 @pytest.mark.parametrize("text", [*TEXTS, " one", "  two", "\u2581mark"])
-def test_spm_of_plain_text_is_what_sentencepiece_says(
-    make_spm_folder: Callable[..., Path], spm: Any, legacy: bool, text: str
-) -> None:
+def test_spm_of_plain_text_is_what_sentencepiece_says(make_spm_folder, spm, legacy, text):
     tokenizer = load_tokenizer(make_spm_folder(legacy=legacy))
     assert tokenizer.encode(text, add_special_tokens=False) == spm.encode(text, out_type=int)
 
@@ -436,9 +430,7 @@ def test_spm_keeps_a_space_that_a_folding_model_would_drop(tmp_path: Path) -> No
         ({"add_eos_token": True, "eos_token": "<|im_end|>"}, [1], [441]),
     ],
 )
-def test_spm_adds_what_the_config_says(
-    make_spm_folder: Callable[..., Path], options: dict[str, object], before: list[int], after: list[int]
-) -> None:
+def test_spm_adds_what_the_config_says(make_spm_folder, options, before, after):
     tokenizer = load_tokenizer(make_spm_folder(**options))
     inner = tokenizer.encode("hello", add_special_tokens=False)
     assert inner
@@ -448,9 +440,7 @@ def test_spm_adds_what_the_config_says(
 @settings(UNHURRIED, max_examples=60)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["spm", "llama_json"])
-def test_byte_fallback_streams_any_ids(
-    request: pytest.FixtureRequest, make_spm_folder: Callable[..., Path], spm: Any, kind: str, data: st.DataObject
-) -> None:
+def test_byte_fallback_streams_any_ids(request, make_spm_folder, spm, kind, data):
     """Against sentencepiece itself, which writes one U+FFFD for every invalid byte, where we write one for several."""
     tokenizer = load_tokenizer(make_spm_folder() if kind == "spm" else request.getfixturevalue("llama_json"))
     # Many bytes, among them the first and the last ones of characters, in between pieces of text. No space as a byte:
@@ -631,13 +621,7 @@ def test_nothing_to_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer.model"])
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
-        b"{}",
-        b"[" * 100_000,
-    ],
+    "content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", b"{}", b"[" * 100_000]
 )
 def test_not_a_tokenizer(tmp_path: Path, file: str, content: bytes) -> None:
     (tmp_path / file).write_bytes(content)
@@ -675,9 +659,7 @@ def damaged_json(byte_level: Path, tmp_path: Path, **changes: object) -> Path:
     ],
     ids=["model", "normalizer", "post_processor"],
 )
-def test_panic_in_the_library(
-    byte_level: Path, tmp_path: Path, changes: dict[str, object], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_panic_in_the_library(byte_level, tmp_path, changes, capfd):
     folder = damaged_json(byte_level, tmp_path, **changes)
     with pytest.raises(BaseException) as raw:  # noqa: PT011 - a panic is no Exception, and has no public type
         tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode("ab")
@@ -687,9 +669,7 @@ def test_panic_in_the_library(
     assert capfd.readouterr().err == ""
 
 
-def test_stderr_is_left_as_it_was(
-    byte_level: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stderr_is_left_as_it_was(byte_level, capfd, monkeypatch):
     """Also when other threads load tokenizers, and write while it is redirected."""
     redirect = os.dup2
 

@@ -1,6 +1,5 @@
 """How far a long prompt is: what the C++ counts, what a caller hears of it, and the bar that `ppsd-run` shows."""
 
-import sys
 from contextlib import contextmanager
 
 import pytest
@@ -8,8 +7,7 @@ import torch
 from support import tiny_model, write_model
 
 from ppsd_rt import Engine, RunOptions, SamplingParams, _native
-from ppsd_rt.cli import generate, progress, prompt_bar
-from ppsd_rt.cli.parser import parse
+from ppsd_rt.cli import progress
 from ppsd_rt.cli.prompt_bar import DELAY, PromptBar
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import parse_schedule
@@ -86,19 +84,3 @@ def test_the_bar_comes_late_and_goes_before_the_answer(shown):
     tell(100, 100)
     tell(100, 100)
     assert shown[3:] == ["gone"]
-
-
-@pytest.mark.parametrize(
-    ("terminal", "options", "has_one"),
-    [(True, [], True), (True, ["--json"], True), (True, ["--quiet"], False), (True, ["--show-drafts"], False),
-     (False, [], False)],
-)  # fmt: skip
-def test_who_gets_a_bar(monkeypatch, shown, terminal, options, has_one):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    monkeypatch.setattr(prompt_bar, "DELAY", 0.0)
-    tell = generate.run_options(parse(["hi", *options])).prompt_progress
-    tell(3, 9)
-    assert bool(shown) == has_one
-    assert tell.rows == (3, 9)
-    tell(9, 9)
-    assert tell.rows == (3, 9)

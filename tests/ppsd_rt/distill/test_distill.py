@@ -3,8 +3,6 @@
 import itertools
 import json
 import random
-import re
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,13 +13,10 @@ import torch
 from safetensors.torch import load_file
 from support import EOS, FAMILIES, TEMPLATE, VOCAB, slow, tiny_model
 
-from ppsd_rt.cli.main import main
-from ppsd_rt.cli.parser import parse
 from ppsd_rt.cpu.backend import CpuBackend
-from ppsd_rt.distill import rate, shards
 from ppsd_rt.distill import run as distillation
+from ppsd_rt.distill import shards
 from ppsd_rt.distill.deduplication import Deduplication
-from ppsd_rt.distill.forecast import ANSWERED, Forecast
 from ppsd_rt.distill.mix import mix_of
 from ppsd_rt.distill.prompts import FAMILY, prompts_of
 from ppsd_rt.distill.run import Distillation, Settings
@@ -144,21 +139,6 @@ def prompts(tokenizer, count, **changes):
     given = [[{"role": "user", "content": f"Prompt {number:03}, please."}] for number in range(count)]
     options = {"leaking": lambda texts: [False] * len(texts), "share": 0.5, "longest": 200, "seed": 1}
     return prompts_of(given, tokenizer, **{**options, "tell": lambda text: None, **changes})
-
-
-def test_prompts_come_in_whole_passes(tokenizer):
-    given = prompts(tokenizer, 50)
-    assert len(given.held_out) == 5 and len({*given.learned, *given.held_out}) == 50
-    assert [*given.of_shard(0, 16, random.Random(0))] == [(ids, True) for ids in given.held_out]
-    first = []
-    for number in range(1, 5):
-        drawn = list(itertools.islice(given.of_shard(number, 16, random.Random(number)), 120))
-        own = [ids for ids, new in drawn if new]
-        again = [ids for ids, new in drawn if not new]
-        assert [new for _, new in drawn] == sorted((new for _, new in drawn), reverse=True)
-        assert set(again[:45]) == set(again[45:90]) == set(given.learned)
-        first += own
-    assert first == list(given.learned), "each once, over all shards"
 
 
 def test_prompts_are_answered_greedily_once(folder, mix, tokenizer):
@@ -412,31 +392,6 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(job, monkeypatch):
         assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
-@pytest.mark.slow
-def test_a_rate_that_teaches_nothing_is_lowered(job, monkeypatch):
-    """Also where the run is cut off on the way."""
-    monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(rate, "TRIAL", 6)
-    monkeypatch.setattr(rate, "TRIAL_TOKENS", 0)
-    monkeypatch.setattr(rate, "LOWER", 1000.0)
-    options = {"kinds": ("layer",), "exit_layers": (2,)}
-    work, said = job("work", **options, rate=5.0), []
-    work.tell = said.append
-    play(work.sample())
-    play(work.train())
-    assert len(said) == 1
-    assert "a learning rate of 5 teaches nothing: after 6 steps the loss is " in said[0]
-    assert said[0].endswith("training begins anew with 0.005")
-    assert [trial.learns for trial in work.trials] == [False, True]
-    assert work.trainer.rate == 0.005
-
-    play(job("cut", text=work.folder, **options, rate=5.0).train(), count=8)
-    again = job("cut", text=work.folder, **options, rate=5.0, resume=True)
-    play(again.train())
-    for a, b in zip(work.trainer.heads[0].parameters(), again.trainer.heads[0].parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_damaged_files_say_what_to_delete(job, monkeypatch):
     monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
     work = job("work")
@@ -505,53 +460,6 @@ def command(folder, tmp_path, threads):
     return ["distill", *map(str, options), "--draft-vocabulary", "64", "--epochs", "1"]
 
 
-def test_what_is_trained_where_nothing_is_said(folder, tmp_path, monkeypatch):
-    """What docs/guide/exit-heads.md finds best: feedback, after a tenth of the layers, 4096 draft ids."""
-
-    def refuse(checkpoint, model, tokenizer, settings, *rest):
-        nonlocal wanted
-        wanted = settings
-        raise PpsdError("enough")
-
-    wanted = None
-    monkeypatch.setattr(distillation, "Distillation", refuse)
-    assert main(["distill", "-m", str(folder), "--out", str(tmp_path / "head.safetensors"), "--threads", "1"]) == 1
-    assert (wanted.kinds, wanted.exit_layers) == (("feedback",), (1,))
-    assert parse(["distill", "--out", "head.safetensors"]).draft_vocabulary == "4096"
-    layers = [distillation.default_exit_layer(layers) for layers in (2, 12, 16, 28, 30, 32, 80)]
-    assert layers == [1, 1, 2, 3, 3, 3, 8]
-
-
-def check_heads(folder, tmp_path, told):
-    """What the command told of them, and that they are fit for their model."""
-    for kind in ("adapter", "feedback"):
-        assert re.search(rf"{kind} after layer 2, held-out acceptance 0\.\d+", told)
-        head = HeadFile.load(tmp_path / f"head-{kind}.safetensors", Checkpoint(folder))
-        assert (head.info.kind, head.info.recipe["kinds"]) == (kind, ["adapter", "feedback"])
-
-
-def test_a_run_of_so_many_hours(folder, tmp_path, monkeypatch, capsys):
-    """A second for a shard and a second for its three epochs: two hours are 3599 shards, and one held out."""
-    monkeypatch.setattr(
-        Distillation, "forecast", lambda job: Forecast(16 * 1024, 4096 / (3 * ANSWERED * 16 * 1024), TrainSettings())
-    )
-    planned = []
-
-    def stop(job):
-        planned.append(job.settings.tokens)
-        raise PpsdError("enough")
-
-    monkeypatch.setattr(Distillation, "sample", stop)
-    options = ["--out", str(tmp_path / "head.safetensors"), "--dtype", "float32", "--threads", "1", "--slots", "16"]
-    begin = ["distill", "-m", str(folder), *options]
-    assert main([*begin, "--hours", "2"]) == 1
-    assert main([*begin, "--hours", "2", "--resume"]) == 1
-    monkeypatch.setattr(Distillation, "forecast", lambda job: pytest.fail("measured before it refuses"))
-    assert main([*begin, "--hours", "2"]) == 1
-    assert "holds an earlier run: add --resume" in capsys.readouterr().err
-    assert planned == [3599 * 16 * 1024] * 2  # the first shard is held out
-
-
 # `ppsd-run` with several processes that sample; once they do, it says so and goes no further.
 HELD = """
 import signal, sys
@@ -583,18 +491,3 @@ def test_no_process_outlives_a_run_that_is_killed(folder, tmp_path):
     with sampling(folder, tmp_path) as process:
         process.kill()
         process.communicate()  # ends once the last of those that have its outputs has ended
-
-
-@pytest.mark.slow
-def test_the_command_survives_an_interruption(folder, tmp_path):
-    """Ctrl-C while two processes sample; --resume; the heads that come out are fit for their model."""
-    with sampling(folder, tmp_path) as process:
-        process.send_signal(signal.SIGINT)
-        errors = process.communicate()[1]
-        assert process.returncode == 130
-    assert "--resume goes on from" in errors
-    assert "Traceback" not in errors
-    program = [sys.executable, "-m", "ppsd_rt", *command(folder, tmp_path, threads=2), "--resume"]
-    done = subprocess.run(program, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    check_heads(folder, tmp_path, done.stdout)

@@ -1,7 +1,6 @@
 """Replicas in simulated time, against what can be worked out by hand."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -45,19 +44,6 @@ def test_no_pass_takes_more_than_its_share_of_the_answers():
     assert run([replica], requests(0.0, 0.0, 0.0, 0.0, answer=50)).now == pytest.approx(4 * 50 + 3)
     five = run([replica], requests(*[0.0] * 5, answer=50)).now
     assert 1.2 * (4 * 50 + 3) < five < 1.6 * (4 * 50 + 3)
-
-
-def test_late_messages_slow_a_full_pipeline_more_than_an_empty_one():
-    """A stage waits for a late one, and cannot make that up with an early one. An empty one loses just their mean."""
-
-    def slower(answers, late):
-        asked = requests(*[0.0] * answers, answer=2000)
-        replica = Replica((1.0,) * 4, early=1.0, batch=answers)
-        steady, at_random = [run([replace(replica, **how)], asked).now for how in ({"link": late}, {"late": late})]
-        return at_random / steady
-
-    assert slower(1, 0.1) == pytest.approx(1.0, rel=0.01)
-    assert 1.02 < slower(4, 0.1) < 1.1
 
 
 SLEEPING = Path(__file__, "../../../../benchmarks/results/2026-11-26-intel-xeon-5-sleeping-loop.json").resolve()

@@ -117,29 +117,6 @@ def test_a_turn_that_goes_on_after_a_rescue(engine, schedule):
     assert ended > 0 or schedule != SCHEDULE
 
 
-@pytest.mark.parametrize(("stages", "exit_layer"), [(2, 3), (3, 3), (3, 0)])
-def test_over_several_verification_stages(tmp_path, stages, exit_layer):
-    folder, path = write_model(tmp_path / "model", num_hidden_layers=6), tmp_path / "head.safetensors"
-    loud_head(Checkpoint(folder).hash, exit_layer=exit_layer, num_hidden_layers=6).save(path)
-    engine = load(folder, dtype="int8", head=path, stages=stages)
-    params = free(SamplingParams(), 80)
-    completion = engine.generate("abc", params, SCHEDULE).run()
-    assert completion.statistics.rescued > 0
-    assert completion.ids == engine.generate("abc", params, "plain").run().ids
-
-
-def test_beside_copies_and_with_a_short_chunk(engine):
-    params = free(SamplingParams(), 120)
-    plain = engine.generate("abc abc abc", params, "plain").run()
-    for schedule in (
-        "eesd:length=3,lookup=2,siblings=0.001,stop_rule=survival=0.05",
-        "eesd:first_chunk=0,max_chunk=2,lookahead=9,siblings=0.0001,stop_rule=fixed",
-        "eesd:length=15,siblings=0.0000001,stop_rule=fixed",  # more siblings than a pass has rows for
-    ):
-        completion = engine.generate("abc abc abc", params, schedule).run()
-        assert completion.ids == plain.ids, schedule
-
-
 @pytest.mark.parametrize("exit_layer", [2, 0])
 def test_a_feedback_head_receives_what_became_of_siblings(folder, tmp_path, exit_layer):
     """C++ and torch draft the same after a rescue, from what the last layer made of the sibling's row."""

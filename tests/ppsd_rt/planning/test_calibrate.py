@@ -197,12 +197,3 @@ def test_a_pass_through_several_stages_and_links():
     assert StageCosts.from_dict(costs.to_dict()) == costs != costs.replace(link_row=0.0)
     with pytest.raises(ValueError, match="2 verification stages have 3 links, not 2"):
         costs.replace(links=(0.5, 0.5))
-
-
-def test_costs_after_a_longer_text():
-    later = GOOD.after(1128)
-    assert later.row_step == pytest.approx(GOOD.row_step + 1000 * 1e-6)
-    assert later.verify[3] == pytest.approx(TABLE[3] + 1000 * 3e-6)
-    assert GOOD.after(StageCosts.CONTEXT) == GOOD
-    steep = GOOD.replace(step_deeper=1.0)
-    assert steep.after(1).row_step == pytest.approx(0.5 * GOOD.row_step)  # slopes may be somewhat wrong

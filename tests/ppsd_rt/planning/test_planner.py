@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from statistics import mean
 
 import pytest
 from planner_support import DRAFT, MORE, ONE, ROW, World, best_fixed, costs, planner
@@ -96,20 +95,6 @@ def test_a_first_draft_need_not_pay_for_a_sibling():
     assert plan.schedule().drafts == 1
 
 
-def test_rows_have_the_prices_that_the_costs_say():
-    """The fifth row begins a group of four that the kernels take together: each of them has its share of that."""
-    verify = tuple(1e-3 * (5 + (n >= 4) + (n >= 8) + (n >= 12)) for n in range(16))
-    plan = _native.Planner(Costs(StageCosts(0.1e-3, 0.2e-3, verify)), 0.7, lookup=3)
-    earned(plan)
-    rule = plan.schedule().stop_rule
-    first, *_, last = rule.copy_thresholds
-    assert len(rule.copy_thresholds) == len(rule.thresholds) == MAX_CHUNK
-    assert first == last == 0.02, "rows that fill a group cost nothing"
-    assert rule.copy_thresholds[3] > 5 * first
-    assert rule.copy_thresholds[3] == pytest.approx(rule.copy_thresholds[7])
-    assert rule.thresholds[3] > rule.thresholds[2]
-
-
 @pytest.mark.parametrize("drafts", [0, 1, 5])
 def test_rounds_that_take_what_was_foreseen_leave_the_pace_alone(drafts):
     c = costs()
@@ -123,22 +108,6 @@ def test_rounds_that_take_what_was_foreseen_leave_the_pace_alone(drafts):
     assert measured.seconds == pytest.approx(measured.predicted_seconds)
 
 
-def test_a_round_after_one_of_the_other_kind_says_little_of_the_next():
-    """As on two cores of a Xeon in int4: a draft tried alone took 1.27 times as long as one of many (AVX2), and a plain
-    round after drafts 1.09 times as long as others. Texts differ in how often drafts are right."""
-    passes = StageCosts.between({1: 2.2, 2: 2.5, 3: 2.95, 4: 3.4, 6: 4.2, 8: 5.0, 12: 7.0, 16: 9.0})
-    c = Costs(StageCosts(0.16e-3, 0.29e-3, tuple(1e-3 * ms for ms in passes), 0.30e-3, 2.42e-3))
-    gains = []
-    for seed in range(10):
-        plan = planner(c, prior=0.64)
-        for answer in range(18):
-            plan.begin(100)
-            acceptance = (0.2, 0.5, 0.3, 0.65, 0.4, 0.55, 0.75, 0.45, 0.6)[answer % 9]
-            world = World(plan, c, acceptance, 100 * seed + answer, dearer=(1.09, 1.27))
-            gains.append(world.decode(128) * c.turns.plain)
-    assert mean(gains) > 1.13  # of plain decoding; 1.07 where a probe was one round
-
-
 def test_a_head_that_becomes_good_is_noticed_and_one_that_becomes_bad_too():
     c = costs()
     world = World(planner(c), c, 0.02)
@@ -148,18 +117,6 @@ def test_a_head_that_becomes_good_is_noticed_and_one_that_becomes_bad_too():
     assert world.decode(500) > 0.85 * best_fixed(c, 0.9)
     world.acceptance = 0.0
     world.decode(150)
-    before = world.plain_rounds
-    world.decode(300)
-    assert world.plain_rounds - before > 280
-
-
-def test_a_machine_that_becomes_slower_changes_no_choice():
-    """Its pace is common to all schedules: drafting must not look better or worse for it."""
-    c = costs()
-    world = World(planner(c), c, 0.0)
-    world.decode(300)
-    world.pace = 0.5
-    world.decode(100)
     before = world.plain_rounds
     world.decode(300)
     assert world.plain_rounds - before > 280

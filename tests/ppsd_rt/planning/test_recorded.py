@@ -128,19 +128,6 @@ def test_a_table_that_is_nearly_always_wrong_costs_little(recorded):
     assert sum(beside) <= 1.02 * sum(without)
 
 
-def test_a_better_head_shows(recorded):
-    """At least half of what it brings where there are no copies."""
-    rng, c = np.random.default_rng(0), costs()
-    better = [one.better(rng, 0.2) for one in recorded]
-
-    def gain(planner: Callable[[], Planner]) -> float:
-        return sum(spent(recorded, c, planner(), lambda: None)) / sum(spent(better, c, planner(), lambda: None)) - 1
-
-    alone, beside = gain(lambda: auto(c, 0, False)), gain(lambda: auto(c))
-    assert alone > 0.1
-    assert beside > 0.5 * alone
-
-
 def test_other_answers_make_the_next_ones_faster(recorded):
     """The same prompts again, which is as good as it gets."""
     c, ngrams = costs(), Ngrams()

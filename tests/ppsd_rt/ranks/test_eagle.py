@@ -15,11 +15,7 @@ SIZES = [(0, 4), (0, 2, 2), slow((0, 1, 1, 2)), slow((0, 3, 1))]
 PROMPT = [3 + (7 * i) % 60 for i in range(150)]  # more than two passes
 TURNS = "eesd:length=3,stop_rule=fixed"
 BESIDE = "eesd:length=4,stop_rule=fixed,siblings=0.0001"
-SAMPLINGS = [
-    {},
-    {"temperature": 0.8, "seed": 5},
-    {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 6},
-]
+SAMPLINGS = [{}, {"temperature": 0.8, "seed": 5}, {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 6}]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +61,9 @@ def test_it_drafts_what_it_drafts_in_one_process(tmp_path, ranks, case, sizes):
 def test_a_head_that_is_often_right(knowing, ranks, sizes, schedule):
     """It goes on from what verification left of right drafts, of wrong ones and of siblings that took their place."""
     folder, head = knowing
-    engine = Engine.from_pretrained(folder, exit_head=head, backend="cpu", dtype="float32", threads=1)  # has seen nothing
+    engine = Engine.from_pretrained(
+        folder, exit_head=head, backend="cpu", dtype="float32", threads=1
+    )  # has seen nothing
     over, accepted, rescues = ranks(sizes, *knowing, "float32"), 0, 0
     for i in range(len(SAMPLINGS)):
         asked = params(i, 120)

@@ -15,10 +15,7 @@ from ppsd_rt.ranks import grammars
 from ppsd_rt.ranks.backend import RanksBackend
 from ppsd_rt.ranks.control import PAYLOAD_WORDS, Kind
 
-SAMPLINGS = {
-    "greedy": {},
-    "sampled": {"temperature": 1.2, "top_k": 40, "frequency_penalty": 0.3, "seed": 3},
-}
+SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 1.2, "top_k": 40, "frequency_penalty": 0.3, "seed": 3}}
 SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic:lookup=1", "eesd:length=4,lookup=1")
 
 

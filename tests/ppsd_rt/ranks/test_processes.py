@@ -31,11 +31,7 @@ def options(folder):
     return ["-m", str(folder), "--exit-head", "norm:1", "--raw"]
 
 
-@pytest.mark.parametrize(
-    "machine",
-    [["--dtype", "int8"], ["--dtype", "int4"]],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("machine", [["--dtype", "int8"], ["--dtype", "int4"]], ids=" ".join)
 @pytest.mark.slow
 def test_check_over_ranks_finds_no_difference(folder, tmp_path, machine):
     prompts = tmp_path / "prompts.jsonl"

@@ -13,14 +13,7 @@ import pytest
 from grammar_support import GRAMMARS, PROMPT, SCHEMA
 from support import EOS, VOCAB, slow, write_model
 
-from ppsd_rt import (
-    Committed,
-    Engine,
-    Grammar,
-    PpsdError,
-    SamplingParams,
-    UsageError,
-)
+from ppsd_rt import Committed, Engine, Grammar, PpsdError, SamplingParams, UsageError
 from ppsd_rt.errors import GrammarFailed
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import AUTO, parse_schedule

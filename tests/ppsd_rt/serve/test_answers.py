@@ -28,9 +28,7 @@ OURS = {"top_k": 40, "min_p": 0.01, "repetition_penalty": 1.1}
 
 
 @pytest.mark.parametrize(
-    "params",
-    [{"temperature": 0.0}, SAMPLED, SAMPLED | OURS, PENALTIES],
-    ids=["greedy", "sampled", "ours", "penalties"],
+    "params", [{"temperature": 0.0}, SAMPLED, SAMPLED | OURS, PENALTIES], ids=["greedy", "sampled", "ours", "penalties"]
 )
 def test_chat(served, engine, params):
     ours = {name: value for name, value in params.items() if name in OURS}

@@ -1,7 +1,5 @@
 """`ppsd-run lab bench` with a tiny model: the arithmetic of what it reports, its formats, and what it refuses."""
 
-import csv
-import io
 import json
 import os
 import statistics
@@ -13,7 +11,6 @@ from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cli import main as cli
 from ppsd_rt.lab.bench.generate import Answers, Workload, measure_generation
 from ppsd_rt.lab.bench.kernels import PASS, chosen_isa
-from ppsd_rt.lab.bench.report import Column, Report
 from ppsd_rt.lab.bench.spread import Spread, take_turns
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.schedule import named, parse_schedule
@@ -64,29 +61,6 @@ def test_cases_take_turns_until_interrupted():
 
     assert not take_turns("ab", 9, measure)
     assert order == list("abababa")
-
-
-def test_report_formats():
-    columns = (Column("name", "name"), Column("speed", "tok/s", 1), Column("share", "share", 0, percent=True))
-    rows = [
-        {"name": "a", "speed": Spread((10.0, 12.0, 11.0)), "share": 0.5},
-        {"name": "b, c", "speed": None, "share": 1.25, "more": 3},
-    ]
-    report = Report("title", columns, rows, {"machine": "m"}, {"best": "a"})
-    assert report.cells() == [["a", "11.0 ±9%", "50%"], ["b, c", "-", "125%"]]
-    for format in ("json", "jsonl"):
-        last = json.loads(report.lines(format).splitlines()[-1])
-        assert (last["machine"], last["best"]) == ("m", "a")
-    assert report.lines("md").splitlines()[2] == "| a | 11.0 ±9% | 50% |"
-    table = list(csv.DictReader(io.StringIO(report.lines("csv"))))
-    assert len(table) == 2  # CSV alone: no summary
-    assert table[0]["speed_median"] == "11.0"
-    assert table[0]["speed_most"] == "12.0"
-    assert table[1]["name"] == "b, c"
-    assert table[1]["more"] == "3"
-    row, *_ = report.lines("jsonl").splitlines()
-    assert json.loads(row)["speed"]["samples"] == [10.0, 12.0, 11.0]
-    assert json.loads(report.lines("json"))["rows"][1] == {"name": "b, c", "speed": None, "share": 1.25, "more": 3}
 
 
 def test_kernels(bench, folder, head):

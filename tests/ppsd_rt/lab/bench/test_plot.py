@@ -25,23 +25,6 @@ def test_the_same_chart_gives_the_same_bytes(format, monkeypatch):
     assert drawn(chart_of(Line("a", POINTS)), format) != first
 
 
-def test_no_two_lines_look_alike():
-    names = [f"line {i}" for i in range(90)]
-    lines = [Line(name, POINTS, dashed) for name in names for dashed in (True, False)]
-    figure = _figure(chart_of(*lines, dashed="closed form"))
-    [legend] = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [*names, "closed form"]
-    handles = legend.legend_handles
-    assert len({handle.get_color() for handle in handles}) == 91
-    for some in (handles[i : i + 10] for i in range(80)):
-        assert len({handle.get_marker() for handle in some}) == 10
-    drawn_lines = figure.axes[0].get_lines()
-    results = [line for line in drawn_lines if line.get_marker() != "None"]
-    assert [line.get_color() for line in results] == [handle.get_color() for handle in handles[:-1]]
-    assert [line.get_color() for line in drawn_lines if line not in results] == [line.get_color() for line in results]
-    assert list(results[0].get_xdata()) == [0, 0.5, 1]
-
-
 def test_categories_and_ranges():
     line = Line("2 threads", [(350, 1), (180, 0)], ranges=[(340, 400), (170, 184)])
     figure = _figure(chart_of(line, categories=["plain", "auto"]))
