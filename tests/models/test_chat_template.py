@@ -251,17 +251,6 @@ def test_named_templates(tmp_path: Path) -> None:
     assert source({"rag": "R", "default": "D"}) == "D"
 
 
-@pytest.mark.parametrize("value", [5, {}, [], [1], [{"name": "default"}], {"default": 3}])
-def test_templates_of_another_shape(tmp_path: Path, value: object) -> None:
-    """They stop messages, and nothing else."""
-    write(tmp_path, tokenizer_config__json={"chat_template": value})
-    template = ChatTemplate.from_folder(tmp_path)
-    assert template is not None
-    with pytest.raises(PpsdError, match=r"tokenizer_config\.json: chat_template must be a string or a list") as caught:
-        template.render(CHATS["one"])
-    assert "\n" not in str(caught.value)
-
-
 THINKING = (
     "{% set shown = enable_thinking is not defined or enable_thinking %}"
     "{% for m in messages %}{{ m.content }}{% endfor %}"

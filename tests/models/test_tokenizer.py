@@ -619,17 +619,6 @@ def test_nothing_to_load(tmp_path: Path) -> None:
     assert "tokenizer.json: Is a directory" in error_of(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer.model"])
-@pytest.mark.parametrize(
-    "content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", b"{}", b"[" * 100_000]
-)
-def test_not_a_tokenizer(tmp_path: Path, file: str, content: bytes) -> None:
-    (tmp_path / file).write_bytes(content)
-    message = error_of(tmp_path)
-    assert str(tmp_path / file) in message
-    assert "download it again" in message
-
-
 def damaged_json(byte_level: Path, tmp_path: Path, **changes: object) -> Path:
     value = json.loads((byte_level / "tokenizer.json").read_text(encoding="utf-8"))
     write_json(tmp_path / "tokenizer.json", value | changes)
@@ -703,30 +692,6 @@ def test_stderr_is_left_as_it_was(byte_level, capfd, monkeypatch):
 def test_unsupported_decoder(byte_level: Path, tmp_path: Path, decoder: dict[str, object]) -> None:
     message = error_of(damaged_json(byte_level, tmp_path, decoder=decoder))
     assert "tokenizer.json has a decoder that is not supported" in message
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "complaint"),
-    [
-        ("tokenizer_config.json", "{", "is not valid JSON"),
-        ("tokenizer_config.json", "[]", "must hold a JSON object, not list"),
-        ("tokenizer_config.json", '{"eos_token": "<nowhere>"}', "is not in the vocabulary"),
-        ("tokenizer_config.json", '{"bos_token": {"text": "<s>"}}', "bos_token must be a string or an object"),
-        ("tokenizer_config.json", '{"legacy": "no"}', "legacy must be true, false or null, not 'no'"),
-        ("tokenizer_config.json", '{"add_bos_token": 1}', "add_bos_token must be true, false or null"),
-        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {"content": "y"}}}', "'x' is not a token id"),
-        ("tokenizer_config.json", '{"added_tokens_decoder": {"-1": {"content": "y"}}}', "'-1' is not a token id"),
-        ("tokenizer_config.json", '{"added_tokens_decoder": {"500": {}}}', 'the added token 500 has no "content"'),
-        ("added_tokens.json", '{"x": "y"}', "'y' is not a token id"),
-        ("special_tokens_map.json", "nonsense", "is not valid JSON"),
-    ],
-)
-def test_bad_files_beside_the_model(tmp_path: Path, spm_model: bytes, file: str, content: str, complaint: str) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(spm_model)
-    (tmp_path / file).write_text(content)
-    message = error_of(tmp_path)
-    assert complaint in message
-    assert str(tmp_path) in message
 
 
 def test_a_damaged_model_gives_an_error_or_a_tokenizer(make_spm_folder: Callable[..., Path]) -> None:
