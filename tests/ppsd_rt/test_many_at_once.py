@@ -368,6 +368,18 @@ def test_an_event_loop_asks_by_itself_for_all_answers(cpu, monkeypatch):
     assert [*found["other"], *found["this"]] == expected
 
 
+def test_forty_at_once(cpu):
+    """More than fit: each is as alone; those that wait need no thread of their own."""
+    prompts = [f"prompt {number}" for number in range(40)]
+    expected = [cpu.generate(prompt, params(number), "plain").run().ids for number, prompt in enumerate(prompts)]
+
+    async def work():
+        answers = [cpu.agenerate(prompt, params(number), "auto") for number, prompt in enumerate(prompts)]
+        return [completion.ids for completion in await asyncio.gather(*(answer.run() for answer in answers))]
+
+    assert asyncio.run(work()) == expected
+
+
 def test_what_needs_the_engine_ends_all(cpu):
     first, second = (cpu.generate(prompt, params(max_tokens=400), "plain") for prompt in PROMPTS[:2])
     next(iter(first)), next(iter(second))
