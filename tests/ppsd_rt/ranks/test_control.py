@@ -49,6 +49,12 @@ def hear(control, peer, kind, value=0):
 control_words, control_magic = control.WORDS, control._MAGIC
 
 
+def test_numbers_arrive(rank):
+    here, group = rank()
+    here.tell(1, Kind.PING, numbers=(0.5, 2.0))
+    assert [(peer, control.numbers_of(message)) for peer, message in group.sent] == [(1, [0.5, 2.0])]
+
+
 def test_a_silent_rank_is_named_to_all(rank):
     here, group = rank()
     here._clock.then = lambda: hear(here, 2, Kind.BEAT)
