@@ -500,6 +500,26 @@ def test_a_training_that_is_killed_changes_nothing_and_may_begin_anew(learning):
     assert learning.heads.names
 
 
+def test_answers_to_some_general_prompts_judge_and_those_to_others_are_mixed_in(learning, monkeypatch):
+    seen, judge = [], Learning._judge
+
+    def asked(texts):
+        return {tuple(text.ids[: text.answer].tolist()) for text in texts}
+
+    def spy(self, before, trainer, judged, fixed, tokens):
+        seen.append((asked(fixed), asked(trainer.texts), asked(judged)))
+        return judge(self, before, trainer, judged, fixed, tokens)
+
+    monkeypatch.setattr(Learning, "_judge", spy)
+    (learning.folder / "own-of-other-prompts").mkdir()
+    ran(learning)
+    ((fixed, mixed, judged),) = seen
+    prompts = learning._own_text(learning._layers(learning.heads.load())).prompts
+    assert fixed and fixed <= set(prompts.held_out) and mixed & set(prompts.learned)
+    assert not (mixed & (fixed | judged)), "what judges is not learned from"
+    assert len([*learning.folder.glob("own-*")]) == 1, "text of other prompts is gone"
+
+
 def test_too_little_to_learn_from_is_said(learning, monkeypatch):
     monkeypatch.setattr(train, "LEAST_TOKENS", 100_000)
     with pytest.raises(PpsdError, match=r"has 3,600 answer tokens that are new: 100,000 are the least$"):
@@ -526,8 +546,8 @@ def test_a_gain_has_an_error_by_answers():
 
 
 @pytest.mark.parametrize(("forgets", "kept"), [(0.004, 1.0), (0.006, 0.7), (0.009, 0.5), (0.02, 0.35)])
-def test_so_much_of_what_was_learned_is_kept_as_own_text_allows(forgets, kept):
-    """Heads of one weight, 0 before and 1 as trained: it gains by it on answers, and loses `forgets` on own text."""
+def test_so_much_of_what_was_learned_is_kept_as_general_prompts_allow(forgets, kept):
+    """Heads of one weight, 0 before and 1 as trained: it gains by it on answers, and loses `forgets` on others."""
     answers, own = [SimpleNamespace(ids=[0] * 9, answer=3)], []
 
     def of(weight):
