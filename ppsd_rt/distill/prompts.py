@@ -84,7 +84,7 @@ def prompts_of(
 
 
 def encode(tokenizer: Tokenizer, messages: Messages, number: int) -> Ids:
-    """As the model is asked. UsageError, with the prompt's number, for one that is empty or that its template refuses."""
+    """As the model is asked. UsageError, with its number, for one that is empty or that the template refuses."""
     if not messages[-1]["content"].strip():
         raise UsageError(f"prompt {number} of --prompts is empty")
     try:

@@ -22,7 +22,7 @@ _LOG = getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outcome:
-    """Acceptance on the newest kept answers, and on answers to general prompts, of the head before and of the new one."""
+    """Acceptance on the newest kept answers, and on answers to general prompts, before and after."""
 
     trained: int  # tokens of kept answers
     before: float

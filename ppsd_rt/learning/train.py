@@ -42,8 +42,8 @@ MOST_STATES = 1 << 30  # bytes of their hidden states
 JUDGED, LEAST_JUDGED, MOST_JUDGED = 0.1, 8, 64  # of the answers, the newest: never trained on
 SETTINGS = TrainSettings(epochs=6, batch_tokens=1024)  # small steps: 153 of them learn more from 28,000 tokens than 53
 RATE = 0.15  # of that for a fresh head: 7.5e-4 for the default model
-# Of what was learned the new head keeps the largest of these shares with which it foresees answers to general prompts as
-# before (weights between two models: WiSE-FT, arXiv 2109.01903).
+# Of what was learned the new head keeps the largest of these shares with which it foresees answers to general prompts
+# as before (weights between two models: WiSE-FT, arXiv 2109.01903).
 SHARES = (1.0, 0.7, 0.5, 0.35)
 GENERAL = 0.5  # share of own text that answers general prompts
 TOGETHER = 16  # texts that pass through the model side by side
