@@ -522,7 +522,8 @@ def test_owners_are_the_same_after_a_restart(folder, tmp_path):
             served.post(user="Ann")
             engine.learner.work()
             metrics = served.http.get("/metrics").text
-    assert numbers[0] == numbers[1] and "ppsd_draft_acceptance_ratio" in metrics
+            ((day, share),) = served.http.get("/health").json()["acceptance_by_day"].items()
+    assert numbers[0] == numbers[1] and f'ppsd_draft_acceptance_ratio{{day="{day}"}} {share}' in metrics
 
 
 def test_what_is_not_to_be_stored_is_not_kept(folder, tmp_path):
