@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import os
 import signal
 import subprocess
 import threading
@@ -636,6 +637,25 @@ def test_a_machine_without_room_is_said(learning, monkeypatch, what):
         monkeypatch.setattr(train.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
     with pytest.raises(PpsdError, match=f"learning needs .* GB .*{what}"):
         ran(learning)
+
+
+@pytest.mark.parametrize(("kind", "owner", "name"), [("safetensors", Path, "write_bytes"), ("json", os, "replace")])
+def test_a_disk_that_fills_while_it_learns_leaves_the_head_in_use(learning, monkeypatch, capsys, kind, owner, name):
+    """At the head's own file, and at the one that says that it is in use."""
+    little, real = partialmethod(Learning.__init__, slots=2, settings=learning.settings), getattr(owner, name)
+
+    def full(path, *given):
+        if Path(path).parent.name == "heads" and Path(path).name.endswith(f".{kind}.unfinished"):
+            raise OSError(28, os.strerror(28))
+        return real(path, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learning, "__init__", little)
+        patch.setattr(owner, name, full)
+        assert main(["learn", str(learning.folder), "--threads", "1"]) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and "Traceback" not in said
+    assert learning.heads.names == [] and learning.heads.learned == (0, 0)
 
 
 def test_a_gain_has_an_error_by_answers():
