@@ -90,9 +90,12 @@ class _Calls:
         self._head: tuple[HeadFile, Any] | None = None  # that comes into use when nothing runs
 
     def take(self, message: Message) -> None:
-        if message["kind"] == "recall":
-            return self._engine.backend.recall(message["ids"], message["owner"])
-        if message["kind"] == "head":
+        if message["kind"] in ("recall", "head"):
+            backend: Any = self._engine.backend
+            if not hasattr(backend, "recall"):  # ranks, say
+                return None
+            if message["kind"] == "recall":
+                return backend.recall(message["ids"], message["owner"])
             return start(Thread(target=self._learn, args=(message["head"],), name="head", daemon=True))
         number = message["answer"]
         if message["kind"] == "cancel":

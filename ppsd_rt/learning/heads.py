@@ -28,7 +28,7 @@ class Outcome:
     before: float
     after: float
     error: float  # of after - before: one standard deviation
-    own_before: float
+    own_before: float  # on general prompts
     own_after: float
     time: int = 0  # seconds since 1970
 

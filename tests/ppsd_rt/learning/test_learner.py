@@ -25,10 +25,10 @@ from ppsd_rt.cli import learn as command
 from ppsd_rt.cli.main import main
 from ppsd_rt.engine import open_model
 from ppsd_rt.errors import PpsdError
+from ppsd_rt.front import work as engine_side
 from ppsd_rt.front.backend import FrontBackend
 from ppsd_rt.front.engines import Engines
 from ppsd_rt.front.wire import head_from, head_text
-from ppsd_rt.front.work import work
 from ppsd_rt.learning import learner as learning_beside
 from ppsd_rt.learning import train
 from ppsd_rt.learning.heads import LearnedHeads, Outcome
@@ -430,7 +430,7 @@ class Front:
 
     def come(self, engine):
         address = self.listener.getsockname()[:2]
-        self._threads.append(threading.Thread(target=work, args=(engine, address, "key", HANG, True)))
+        self._threads.append(threading.Thread(target=engine_side.work, args=(engine, address, "key", HANG, True)))
         self._threads[-1].start()
 
     def engine(self):
@@ -501,6 +501,13 @@ def test_an_engine_with_another_head_keeps_it(front, folder, heads, checkpoint, 
         pass
     assert "it has other sizes than this engine's: give both the same --exit-head" in caplog.text
     assert engine.head is head
+
+
+def test_an_engine_that_cannot_learn_hears_of_it_and_goes_on():
+    """As ranks, which may come to a front beside others."""
+    calls = engine_side._Calls(SimpleNamespace(backend=SimpleNamespace(head=None)), None)
+    for message in ({"kind": "recall", "ids": [1], "owner": 0}, {"kind": "head", "head": "no head"}):
+        assert calls.take(message) is None
 
 
 def test_engines_of_a_front_remember_what_it_has_kept(front, folder, heads, tmp_path):
