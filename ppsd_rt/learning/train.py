@@ -120,9 +120,7 @@ class Learning:
         passed = plan.tokens(plan.missing()) + sum(len(text.ids) for text in (*judged, *learned))
         trained = 2 * self.settings.epochs * sum(map(_tokens, learned))
         accepted = 2 * sum(map(_tokens, judged)) + (1 + len(SHARES)) * len(plan.prompts.held_out) * MAX_ANSWER
-        steps = (
-            trained + accepted / 3
-        ) / self.settings.batch_tokens  # of three passes of a step one is enough to judge
+        steps = (trained + accepted / 3) / self.settings.batch_tokens  # to judge takes a third: nothing goes back
         return passed / speed + steps * step_seconds(self.model, [self._head(before)], self.settings, True)
 
     def _layers(self, head: HeadFile) -> tuple[int, ...]:
