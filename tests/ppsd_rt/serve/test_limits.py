@@ -67,7 +67,7 @@ def test_a_full_queue_says_when_to_come_again(holding):
     with serving(holding, queue=1) as served:
         streams = [served.chat(max_tokens=8, stream=True) for _ in range(2)]  # each has its first token: none waits
         assert served.http.get("/health").json() | {"model": ""} == {
-            "status": "ok", "model": "", "waiting": 0, "running": 2,
+            "status": "ok", "model": "", "waiting": 0, "running": 2, "acceptance_by_day": {},
         }  # fmt: skip
         reply = served.post(n=2)
         assert (reply.status_code, reply.json()["error"]["code"]) == (400, "too_many_answers")
