@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send  # noqa: E402
 
 from .backend import Cancellation, RunOptions  # noqa: E402
 from .engine import Engine, open_model  # noqa: E402
-from .errors import PpsdError  # noqa: E402
+from .errors import PpsdError, UsageError  # noqa: E402
 from .front.asks import Ask, Facts, Lost, facts_of  # noqa: E402
 from .front.backend import FrontBackend  # noqa: E402
 from .pipeline.rounds import Drafted, Logprob, Round  # noqa: E402
@@ -226,6 +226,9 @@ class _Place:
 
     def take(self, prompt: list[int], cancellation: Cancellation) -> "_Place | None":
         return None if cancellation.asked else self
+
+    def tell(self, kind: str, **_: object) -> None:
+        raise UsageError(f"nothing is learned behind Ray: its replicas cannot be told of a {kind}")
 
     def leave(self) -> None:
         """Ray counts by itself."""

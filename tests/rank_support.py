@@ -22,6 +22,20 @@ def ids_of(rounds):
     return tuple(id for round in rounds if isinstance(round, Round) for id in round.committed)
 
 
+class Clock:
+    """Moves by what is slept; `then` is called after every sleep."""
+
+    def __init__(self, then=lambda: None):
+        self.time, self.then = 0.0, then
+
+    def now(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.time += seconds
+        self.then()
+
+
 class Pipeline:
     """The loop of rank 0 and the stations of others, in threads; passes go from hand to hand.
 
@@ -114,12 +128,6 @@ class Pipeline:
         out = np.zeros(self.words, np.int32)
         words = self.stations[place].work(out, 0)
         return out[:words] if words else None
-
-    @staticmethod
-    def choosing(engine):
-        """Bytes of the final norm and the LM head."""
-        model = engine.backend.model
-        return model.lm_head.weight.nbytes + model.model.norm.weight.nbytes
 
     def close(self):
         self._stop.set()

@@ -6,7 +6,6 @@ import shlex
 from pathlib import Path
 
 import jsonschema_rs
-import pytest
 import yaml
 
 from ppsd_rt.cli.parser import parse
@@ -30,22 +29,6 @@ def test_the_manifest_is_one_by_kubernetes_schemas():
     found = objects()
     assert sorted(thing["kind"] for thing in found) == ["Deployment", "Deployment", "Service", "Service"]
     for thing in found:
-        check(thing)
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda thing: thing["spec"].update(replica=2),
-        lambda thing: thing["spec"]["template"]["spec"]["containers"][0].pop("name"),
-        lambda thing: thing["spec"]["template"]["spec"]["containers"][0]["ports"][0].update(containerPort="http"),
-    ],
-    ids=["unknown field", "no name", "wrong type"],
-)
-def test_the_schemas_refuse_what_is_wrong(spoil):
-    thing = objects()[0]
-    spoil(thing)
-    with pytest.raises(jsonschema_rs.ValidationError):
         check(thing)
 
 

@@ -55,11 +55,6 @@ LIMITS = {  # what a page says: the constant that makes it true
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
-@every_page
-def test_no_merge_is_left_half_done(page):
-    assert not re.search(r"^(<{7}|={7}|>{7})( |$)", page.read_text(encoding="utf-8"), re.MULTILINE)
-
-
 def simple_commands(page):
     """The words of each command of the shell blocks, cut at pipes and the like; a redirection is a piece of its own."""
     for block in SHELL.findall(page.read_text(encoding="utf-8")):
@@ -118,10 +113,6 @@ def test_scripts_and_make_targets_exist(page):
             ours = re.fullmatch(r"(?:benchmarks|csrc|examples|tests)/\S+\.(?:py|sh)", name)
             assert not ours or (ROOT / name).exists(), name
     assert set(targets) <= make_targets()
-
-
-def test_there_are_commands_to_parse():
-    assert sum(1 for page in PAGES for _ in commands(page)) > 5
 
 
 @every_page

@@ -125,16 +125,3 @@ def test_the_workflow_calls_targets_that_exist():
     for command in commands:
         program, *called = command.split()
         assert program == "make" and called and set(called) <= targets, command
-
-
-def test_settings_of_other_tools_are_readable():
-    yaml = pytest.importorskip("yaml")
-    hooks = [
-        hook
-        for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-        for hook in repo["hooks"]
-    ]
-    assert {hook["id"] for hook in hooks} == {"ruff-check", "ruff-format", "clang-format"}
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (citation["version"], citation["license"]) == (project["version"], project["license"])

@@ -24,15 +24,8 @@ def checked(tmp_path_factory):
         files = [folder / f"user{number}.py" for number in range(len(codes))]
         for file, code in zip(files, codes, strict=True):
             file.write_text(code, encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "mypy",
-            "--check-untyped-defs",
-            "--no-site-packages",
-            "--ignore-missing-imports",
-        ]
-        command += ["--follow-imports=silent", *map(str, files)]
+        options = ["--check-untyped-defs", "--no-site-packages", "--ignore-missing-imports", "--follow-imports=silent"]
+        command = [sys.executable, "-m", "mypy", *options, *map(str, files)]
         return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
 
     return checked

@@ -6,17 +6,11 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
-from support import write_model
 
 from ppsd_rt.backend import Cancellation
 from ppsd_rt.cli.main import main
 
 ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("walk") / "model")
 
 
 def walk_of(backend):

@@ -6,7 +6,6 @@ import logging
 import subprocess
 import sys
 
-import pytest
 from support import tiny_head, tiny_model, write_model
 
 from ppsd_rt import backends
@@ -57,11 +56,6 @@ def python(code, *args, given=""):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("without") / "model")
 
 
 def test_the_cpu_backend_needs_no_torch_and_what_does_says_so(folder, tmp_path):

@@ -5,6 +5,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engine import Engine, open_model
@@ -23,8 +24,6 @@ def check_front(args: argparse.Namespace) -> None:
     """UsageError for options that exclude each other; before anything is opened."""
     if args.restarts is not None and args.engines is not None:
         raise UsageError("--restarts starts an engine, with --engines others do: give one of the two")
-    if args.learn is not None:
-        raise UsageError("--learn keeps the answers of one process: leave out --restarts and --engines")
     if getattr(args, "engine", None) is not None:
         raise UsageError(
             "over ranks start `ppsd-run serve --engines PORT` by itself, and the ranks with engine --front"
@@ -64,6 +63,8 @@ def open_front(args: argparse.Namespace, given_up: Callable[[str], None]) -> "It
                 note(f"engines come to {host}:{port}: ppsd-run engine --front {host}:{port}")
             backend = FrontBackend(engines.first(), engines)
             engine = set_template(Engine(checkpoint, tokenizer, backend, args.model), args)
+            if args.learn is not None:
+                engine.learn(Path(args.learn), args.exit_head)
             yield engine, engines
         finally:
             engines.close()

@@ -64,7 +64,7 @@ def prompts_of(
     """
     if not 0 < share <= 1:
         raise UsageError(f"--prompts-share must be above 0 and at most 1, not {share:g}")
-    encoded = [_encode(tokenizer, messages, number) for number, messages in enumerate(given, 1)]
+    encoded = [encode(tokenizer, messages, number) for number, messages in enumerate(given, 1)]
     leaks = [*leaking(encoded)]
     fitting = [ids for ids, leak in zip(encoded, leaks, strict=True) if not leak and len(ids) <= longest]
     kept = list(dict.fromkeys(fitting))
@@ -83,7 +83,8 @@ def prompts_of(
     return Prompts(share, tuple(kept[held_out:]), tuple(kept[:held_out]))
 
 
-def _encode(tokenizer: Tokenizer, messages: Messages, number: int) -> Ids:
+def encode(tokenizer: Tokenizer, messages: Messages, number: int) -> Ids:
+    """As the model is asked. UsageError, with its number, for one that is empty or that the template refuses."""
     if not messages[-1]["content"].strip():
         raise UsageError(f"prompt {number} of --prompts is empty")
     try:

@@ -83,3 +83,6 @@ class Place(Protocol):
 class Places(Protocol):
     def take(self, prompt: list[int], cancellation: Cancellation) -> Place | None:
         """Waits until an engine has room. None: it was cancelled meanwhile. PpsdError: no engine will come any more."""
+
+    def tell(self, kind: str, **fields: object) -> None:
+        """To every engine, those to come too: `recall` (ids, owner), or `head`, of which the last one counts."""

@@ -17,6 +17,7 @@ from ..errors import PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
 from .asks import Ask, Facts, Lost, Places
+from .wire import head_text
 
 MOST_LOSSES = 10  # of engines, one after the other, without a token of the answer: then it is what ends them
 
@@ -36,6 +37,19 @@ class FrontBackend:
 
     def use_head(self, file: HeadFile | None) -> None:
         raise UsageError("engines of a front get their exit head when they start: give them --exit-head")
+
+    def pack_head(self, file: HeadFile) -> str:
+        """As engines are told of it."""
+        return head_text(file)
+
+    def swap_head(self, file: HeadFile, packed: str) -> None:
+        """To a head of the same sizes, in every engine when nothing is decoded there."""
+        self._facts = replace(self._facts, head=file.info)
+        self._places.tell("head", head=packed)
+
+    def recall(self, ids: Sequence[int], owner: int) -> None:
+        """Copy drafts from this text too, as if it had been answered by every engine."""
+        self._places.tell("recall", ids=[*map(int, ids)], owner=owner)
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
         """Every engine counts by itself."""

@@ -3,16 +3,20 @@
 Both sides say that they live, four times in the time of silence after which the other one takes them for lost.
 """
 
+import base64
 import json
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import is_dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Lock, Thread
 from typing import Any
 
 from ..errors import ContextFull, GrammarFailed, PpsdError, UsageError
-from ..models.head_file import HeadInfo
+from ..models.checkpoint import Checkpoint
+from ..models.head_file import HeadFile, HeadInfo, save_head
 from ..pipeline.rounds import Draft, Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule, describe, parse_schedule
 from ..printable import printable
@@ -117,6 +121,22 @@ def ask_of(message: Message) -> Ask:
 def facts_from(message: Message) -> Facts:
     head = message["head"]
     return Facts(**{**message, "head": HeadInfo(**head) if head else None})
+
+
+def head_text(file: HeadFile) -> str:
+    """The whole file; matrices as int8, which a head that was learned is saved as."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "head.safetensors"
+        save_head(path, file.info, file.tensors, file.draft_ids, int8=True, successors=file.successors)
+        return base64.b64encode(path.read_bytes()).decode()
+
+
+def head_from(text: str, checkpoint: Checkpoint) -> HeadFile:
+    """PpsdError for one that does not fit this model."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "head.safetensors"
+        path.write_bytes(base64.b64decode(text))
+        return HeadFile.load(path, checkpoint)
 
 
 def drafted_of(event: Message) -> Drafted:

@@ -16,19 +16,19 @@ from .kept import Place, write_whole
 
 MOST = 8  # that stay
 MOST_OUTCOMES = 20
-WORSE = 0.005  # a new head may be right so much less often on text that the model writes for itself
+WORSE = 0.005  # a new head may be right so much less often on the model's answers to general prompts
 _LOG = getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Acceptance on the newest kept answers, and on own text, of the head before and of the new one."""
+    """Acceptance on the newest kept answers, and on answers to general prompts, before and after."""
 
     trained: int  # tokens of kept answers
     before: float
     after: float
     error: float  # of after - before: one standard deviation
-    own_before: float
+    own_before: float  # on general prompts
     own_after: float
     time: int = 0  # seconds since 1970
 
@@ -40,7 +40,7 @@ class Outcome:
         verdict = "in use from the next answer on" if self.better else "no better: the head before stays"
         return (
             f"{self.trained:,} answer tokens: acceptance {self.before:.3f} -> {self.after:.3f} (+-{self.error:.3f}) on "
-            f"the newest answers, {self.own_before:.3f} -> {self.own_after:.3f} on the model's own text; {verdict}"
+            f"the newest answers, {self.own_before:.3f} -> {self.own_after:.3f} on general prompts; {verdict}"
         )
 
 

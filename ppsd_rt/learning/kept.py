@@ -5,7 +5,7 @@
     days.json               drafts judged and accepted, by day
     secret                  what the owners' numbers come from
     heads/                  heads that have learned from it: heads.py
-    own-*/                  text that the model wrote itself, to mix in: train.py
+    own-*/                  text that the model wrote itself, to judge by and to mix in: train.py
     .lock, .training.lock   held by the process that keeps, and by the one that trains
 
 A record that was cut short where its writer was killed ends its file. Only its owner may read the folder.

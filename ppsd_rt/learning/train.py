@@ -18,14 +18,17 @@ from ..cpu.backend import CpuBackend
 from ..cpu.memory import spare_memory
 from ..distill.deduplication import Deduplication
 from ..distill.forecast import sampling_speed, step_seconds
-from ..distill.mix import mix_of
+from ..distill.mix import STARTERS, mix_of
+from ..distill.prompts import Prompts, encode
 from ..distill.rate import first_rate
 from ..distill.samplers import NativeSampler
+from ..distill.self_text import LEAST_ANSWER, MAX_ANSWER
 from ..distill.shards import HELD_OUT, NativeSamplers, Plan, Text, read_shard
 from ..distill.train import Trainer, TrainSettings, batches
 from ..errors import PpsdError
 from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
+from ..models.files import read_json_object
 from ..models.head_file import HeadFile
 from ..models.llama import LlamaForCausalLM
 from ..models.tokenizer import Tokenizer
@@ -39,11 +42,12 @@ MOST_STATES = 1 << 30  # bytes of their hidden states
 JUDGED, LEAST_JUDGED, MOST_JUDGED = 0.1, 8, 64  # of the answers, the newest: never trained on
 SETTINGS = TrainSettings(epochs=6, batch_tokens=1024)  # small steps: 153 of them learn more from 28,000 tokens than 53
 RATE = 0.15  # of that for a fresh head: 7.5e-4 for the default model
-# Of what was learned the new head keeps the largest of these shares with which it foresees own text as before (weights
-# between two models: WiSE-FT, arXiv 2109.01903).
+# Of what was learned the new head keeps the largest of these shares with which it foresees answers to general prompts
+# as before (weights between two models: WiSE-FT, arXiv 2109.01903).
 SHARES = (1.0, 0.7, 0.5, 0.35)
+GENERAL = 0.5  # share of own text that answers general prompts
 TOGETHER = 16  # texts that pass through the model side by side
-SLOTS = 64  # of own text: 65,536 tokens to train on, and as many to judge by
+SLOTS = 64  # of own text: 65,536 tokens to train on, and as many of which answers to general prompts judge
 
 
 @dataclass
@@ -75,8 +79,9 @@ class Learning:
         judged, learned, place = self._divide(unique, self._most(layers))
         for tokens in NativeSamplers(self.checkpoint.folder, self.format).write_shards(plan, 1):
             yield "writing text to mix in", tokens, plan.tokens(range(2))
-        fixed = [text for text in unique.new(read_shard(plan.folder, HELD_OUT)) if text.greedy]
-        own = unique.new(read_shard(plan.folder, 1))
+        held_out, general = unique.new(read_shard(plan.folder, HELD_OUT)), len(plan.mix.names)
+        fixed = [text for text in held_out if text.family == general]  # of prompts that the other shard does not have
+        own = [text for text in held_out if text.family != general] + unique.new(read_shard(plan.folder, 1))
         texts: list[Text] = []
         for text in self._with_states([*judged, *learned], layers):
             texts.append(text)
@@ -113,7 +118,9 @@ class Learning:
         plan = self._own_text(layers)
         judged, learned, _ = self._divide(Deduplication(self.tokenizer, ()), self._most(layers))
         passed = plan.tokens(plan.missing()) + sum(len(text.ids) for text in (*judged, *learned))
-        steps = 2 * self.settings.epochs * sum(map(_tokens, learned)) / self.settings.batch_tokens
+        trained = 2 * self.settings.epochs * sum(map(_tokens, learned))
+        accepted = 2 * sum(map(_tokens, judged)) + (1 + len(SHARES)) * len(plan.prompts.held_out) * MAX_ANSWER
+        steps = (trained + accepted / 3) / self.settings.batch_tokens  # to judge takes a third: nothing goes back
         return passed / speed + steps * step_seconds(self.model, [self._head(before)], self.settings, True)
 
     def _layers(self, head: HeadFile) -> tuple[int, ...]:
@@ -125,11 +132,17 @@ class Learning:
         return min(MOST_TOKENS, MOST_STATES // (2 * len(layers) * self.checkpoint.config.hidden_size))
 
     def _own_text(self, layers: Sequence[int]) -> Plan:
-        """Written once: a shard to judge by, and one to mix in."""
+        """Written once: a shard to judge by, with the answers to a third of the general prompts, and one to mix in."""
         mix = mix_of(self.tokenizer, frozenset(self.checkpoint.config.eos_token_ids))
-        name = "-".join(["own", self.format, *map(str, layers)])
-        (self.folder / name).mkdir(mode=0o700, exist_ok=True)
-        return Plan(self.folder / name, 2, self.slots, self.seed, mix, tuple(layers))
+        asked = enumerate(read_json_object(STARTERS)["prompts"], 1)
+        ids = [encode(self.tokenizer, [{"role": "user", "content": text}], number) for number, text in asked]
+        ids = [one for one in ids if len(one) <= self.checkpoint.config.max_position_embeddings - LEAST_ANSWER]
+        prompts = Prompts(GENERAL, tuple(one for place, one in enumerate(ids) if place % 3), tuple(ids[::3]))
+        folder = self.folder / "-".join(["own", self.format, prompts.hash, *map(str, layers)])
+        for other in {*self.folder.glob("own-*")} - {folder}:
+            shutil.rmtree(other)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return Plan(folder, 2, self.slots, self.seed, mix, tuple(layers), prompts)
 
     def _check_room(self, disk: int) -> None:
         memory = 2 * self.checkpoint.parameters + MOST_STATES

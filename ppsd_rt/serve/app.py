@@ -141,6 +141,7 @@ def make_paths(service: Service) -> FastAPI:
             model=service.engine.name,
             waiting=admission.waiting,
             running=admission.running,
+            acceptance_by_day=service.metrics.by_day(),
         )
         return JSONResponse(said.model_dump(), 200 if said.status == "ok" else 503)
 

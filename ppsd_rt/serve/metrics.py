@@ -61,10 +61,14 @@ class Metrics:
         self._drafts.labels("accepted").inc(accepted)
         self._drafts.labels("rejected").inc(rejected)
 
+    def by_day(self) -> dict[str, float]:
+        """Share of the exit head's drafts that were right."""
+        return {day: right / judged for day, (judged, right) in [*self._days().items()][-_DAYS:]}
+
     def text(self) -> bytes:
         self._by_day.clear()
-        for day, (judged, right) in [*self._days().items()][-_DAYS:]:
-            self._by_day.labels(day).set(right / judged)
+        for day, share in self.by_day().items():
+            self._by_day.labels(day).set(share)
         return generate_latest(self._registry)
 
 

@@ -111,3 +111,4 @@ class Health(BaseModel):
     model: str
     waiting: int
     running: int
+    acceptance_by_day: dict[str, float]  # of the exit head, with --learn

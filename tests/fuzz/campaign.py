@@ -272,49 +272,7 @@ def run_campaign(names: list[str], minutes: float, seed: int, workers: int, fail
             if each.over:
                 each.close()
                 running.remove(each)
-    for name, each in counts.items():
-        for what, fault in each.faults.items():
-            if what.startswith(DIED) and isinstance(value := ast.literal_eval(fault.smallest), str | bytes | list):
-                fault.smallest = repr(_shrunk(name, value))
-                _write(failures, name, what, fault)
     return counts
-
-
-def _dies(name: str, value: Any) -> bool:
-    """Whether a process that tries this input is ended by a signal."""
-    with tempfile.TemporaryDirectory(prefix="ppsd-fuzz-") as folder:
-
-        def alone() -> None:
-            silence = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silence, 1)
-            os.dup2(silence, 2)
-            with Place(Path(folder)).entered() as place, _dropped():
-                TARGETS[name][1](place, value)
-            os._exit(0)
-
-        process = multiprocessing.get_context("fork").Process(target=alone)
-        process.start()
-        process.join(CPU_SECONDS)
-        died = (process.exitcode or 0) < 0
-        process.kill()
-        process.join()
-        return died
-
-
-def _shrunk(name: str, value: Any, tries: int = 60) -> Any:
-    """What kills a process, with pieces left out that are not needed for that."""
-    size = len(value) // 2
-    while size:
-        at = 0
-        while at < len(value) and tries:
-            tries -= 1
-            candidate = value[:at] + value[at + size :]
-            if candidate and _dies(name, candidate):
-                value = candidate
-            else:
-                at += size
-        size //= 2
-    return value
 
 
 def _write(failures: Path, name: str, what: str, fault: Fault) -> None:

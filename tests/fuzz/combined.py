@@ -132,10 +132,7 @@ class Requests:
         look = {"properties": {"a": root}, "$defs": root["$defs"]}
         tools = [
             {"type": "function", "function": {"name": "weather", "parameters": _TOOL, "strict": draw.random() < 0.5}},
-            {
-                "type": "function",
-                "function": {"name": "look", "parameters": look},
-            },
+            {"type": "function", "function": {"name": "look", "parameters": look}},
         ]
         choice = draw.choice(("auto", "required", "none", {"type": "function", "function": {"name": "weather"}}))
         more = self._some(0.3, parallel_tool_calls=lambda: draw.random() < 0.5)

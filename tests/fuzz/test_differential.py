@@ -12,11 +12,3 @@ def test_a_few_models_are_what_their_references_say(kind):
     quiet()
     for number in range(3):
         try_case(kind, number)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", CASES)
-def test_models_are_what_their_references_say(kind):
-    quiet()
-    for number in range(100, 140):
-        try_case(kind, number)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from eagle_support import CASES, config_of, contexts, draft_ids, embedding, tensors_of, write_eagle3
 
-STEPS, CONTEXTS = 6, 40
+STEPS, CONTEXTS = 6, 4
 OUT = Path(__file__).parent / "golden" / "eagle3.npz"
 
 

@@ -94,29 +94,6 @@ LLAMA_3_2 = r"""{{- bos_token }}
 {%- endif %}
 """  # noqa: E501 - as the model has it
 
-QWEN_2_5 = r"""{%- if tools %}
-    {{- '<|im_start|>system\n' }}
-    {%- for tool in tools %}
-        {{- "\n" }}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- "<|im_end|>\n" }}
-{%- else %}
-    {%- if messages[0]['role'] == 'system' %}
-        {{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}
-    {%- else %}
-        {{- '<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n' }}
-    {%- endif %}
-{%- endif %}
-{%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant" and not message.tool_calls) %}
-        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-{%- endif %}
-"""  # noqa: E501 - as the model has it
 
 MISTRAL = r"""{%- if messages[0]["role"] == "system" %}
     {%- set system_message = messages[0]["content"] %}
@@ -151,18 +128,6 @@ MISTRAL = r"""{%- if messages[0]["role"] == "system" %}
 {%- endfor %}
 """  # noqa: E501 - as the model has it
 
-ZEPHYR = """{% for message in messages %}
-{% if message['role'] == 'user' %}
-{{ '<|user|>\n' + message['content'] + eos_token }}
-{% elif message['role'] == 'system' %}
-{{ '<|system|>\n' + message['content'] + eos_token }}
-{% elif message['role'] == 'assistant' %}
-{{ '<|assistant|>\n'  + message['content'] + eos_token }}
-{% endif %}
-{% if loop.last and add_generation_prompt %}
-{{ '<|assistant|>' }}
-{% endif %}
-{% endfor %}"""
 
 # Not of any model: blocks for training, loop controls, JSON with HTML characters, undefined variables.
 HELPERS = """{% for m in messages %}
@@ -171,15 +136,7 @@ HELPERS = """{% for m in messages %}
     {% if loop.index > 2 %}{% break %}{% endif %}
 {% endfor %}{{ pad_token }}{{ tools is none }}{{ documents is none }}{{ nowhere }}{{ messages[0].nothing }}"""
 
-TEMPLATES = {
-    "smollm2": SMOLLM2,
-    "llama-2": LLAMA_2,
-    "llama-3.2": LLAMA_3_2,
-    "qwen2.5": QWEN_2_5,
-    "mistral": MISTRAL,
-    "zephyr": ZEPHYR,
-    "helpers": HELPERS,
-}
+TEMPLATES = {"smollm2": SMOLLM2, "llama-2": LLAMA_2, "llama-3.2": LLAMA_3_2, "mistral": MISTRAL, "helpers": HELPERS}
 
 Chat = list[dict[str, str]]
 
@@ -217,10 +174,7 @@ def test_agrees_with_transformers(judge: Any, name: str, chat: str, add_generati
 
     before = ours()
     expected = judge.apply_chat_template(
-        CHATS[chat],
-        chat_template=TEMPLATES[name],
-        tokenize=False,
-        add_generation_prompt=add_generation_prompt,
+        CHATS[chat], chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=add_generation_prompt
     )
     assert expected in (before, ours())  # twice: the date may change while the test runs
     assert next(message["content"] for message in CHATS[chat] if message["role"] == "user").split()[0] in expected
@@ -228,7 +182,7 @@ def test_agrees_with_transformers(judge: Any, name: str, chat: str, add_generati
 
 @settings(UNHURRIED, max_examples=25)
 @given(contents=st.lists(st.text(max_size=30), min_size=1, max_size=4))
-@pytest.mark.parametrize("name", ["smollm2", "llama-2", "zephyr", "helpers"])
+@pytest.mark.parametrize("name", ["smollm2", "llama-2", "helpers"])
 def test_any_content_agrees_with_transformers(judge: Any, name: str, contents: list[str]) -> None:
     messages = [
         {"role": ("user", "assistant")[place % 2], "content": content} for place, content in enumerate(contents)
@@ -297,17 +251,6 @@ def test_named_templates(tmp_path: Path) -> None:
     assert source({"rag": "R", "default": "D"}) == "D"
 
 
-@pytest.mark.parametrize("value", [5, {}, [], [1], [{"name": "default"}], {"default": 3}])
-def test_templates_of_another_shape(tmp_path: Path, value: object) -> None:
-    """They stop messages, and nothing else."""
-    write(tmp_path, tokenizer_config__json={"chat_template": value})
-    template = ChatTemplate.from_folder(tmp_path)
-    assert template is not None
-    with pytest.raises(PpsdError, match=r"tokenizer_config\.json: chat_template must be a string or a list") as caught:
-        template.render(CHATS["one"])
-    assert "\n" not in str(caught.value)
-
-
 THINKING = (
     "{% set shown = enable_thinking is not defined or enable_thinking %}"
     "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -330,28 +273,6 @@ def test_variables_that_a_template_reads() -> None:
             template.set(name, 1)
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "complaint"),
-    [
-        ("chat_template.jinja", b"\xff\xfe", "chat_template.jinja is not UTF-8 text"),
-        ("tokenizer_config.json", b"{'a': 1}", "tokenizer_config.json is not valid JSON"),
-        ("tokenizer_config.json", b'"text"', "tokenizer_config.json must hold a JSON object, not str"),
-        ("chat_template.json", b"", "chat_template.json is not valid JSON"),
-        ("chat_template.jinja", None, "chat_template.jinja: Is a directory"),
-        ("chat_template.json", None, "chat_template.json: Is a directory"),
-    ],
-)
-def test_unreadable_files(tmp_path: Path, file: str, content: bytes | None, complaint: str) -> None:
-    if content is None:
-        (tmp_path / file).mkdir()
-    else:
-        (tmp_path / file).write_bytes(content)
-    with pytest.raises(PpsdError) as caught:
-        ChatTemplate.from_folder(tmp_path)
-    assert complaint in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 # --- what can go wrong inside ---
 
 
@@ -359,23 +280,16 @@ def test_unreadable_files(tmp_path: Path, file: str, content: bytes | None, comp
     ("source", "complaint"),
     [
         ("{% for m in messages %}", "cannot be compiled (Unexpected end of template"),
-        ("a\nb\n{{ 1 + }}", "in line 3"),
         ("{% generation %}x", "cannot be compiled"),
-        ("{% unknown_tag %}", "cannot be compiled (Encountered unknown tag 'unknown_tag'"),
         ("{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "cannot be compiled"),
         ("{{ raise_exception('first\nsecond') }}", "refuses the messages: first second"),
         ("{{ nowhere.deeper }}", "UndefinedError: 'nowhere' is undefined"),
-        ("{{ messages[0].content + 1 }}", "TypeError"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ range(10 ** 9) | list }}", "OverflowError"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
-        ("{{ 'x' | nofilter }}", "cannot be compiled (No filter named 'nofilter'"),
         ("{% include 'other' %}", "fails (TypeError"),
-        (
-            "{% for a in range(90000) %}{% for b in range(90000) %}{{ 'x' * 100 }}{% endfor %}{% endfor %}",
-            "without end",
-        ),
+        ("{% for a in range(90000) %}{% for b in range(90000) %}{{ 'x' }}{% endfor %}{% endfor %}", "without end"),
         ("{{ 'x' * 5000000 }}", "without end"),
     ],
 )
@@ -472,10 +386,7 @@ def test_work_without_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("{{ 'x'.format_map({}) }}", "SecurityError: str.format_map is not available"),
         ("{{ 1 | tojson(indent=10000000000) }}", "SecurityError: JSON with an indent"),
         ("{{ lipsum(1000000000) }}", "'lipsum' is undefined"),
-        (
-            "{{ (1).to_bytes(10000000000, 'big') }}",
-            "SecurityError: builtin_function_or_method objects",
-        ),
+        ("{{ (1).to_bytes(10000000000, 'big') }}", "SecurityError: builtin_function_or_method objects"),
         ("{{ 'ab' | wordwrap(1) }}", "No filter named 'wordwrap'"),
         ("{{ 10 ** (10 ** 10) }}", "OverflowError: a number of more than 4096 bits"),
         ("{{ 10 ** 1000 * 10 ** 1000 }}", "OverflowError: a number of more than 4096 bits"),
@@ -518,34 +429,16 @@ def test_what_templates_do_is_as_in_plain_jinja(source: str, expected: str) -> N
     assert plain.from_string(source).render(messages=CHATS["one"]) == expected
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_templates_of_models_need_little_of_what_they_may(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit in ("_WORK_ALLOWANCE", "_WORK_PER_INPUT", "_WORK_PER_MESSAGE"):
-        monkeypatch.setattr(chat_template, limit, getattr(chat_template, limit) // 10)
-    template = ChatTemplate(TEMPLATES[name], VARIABLES)
-    for count, length in ((1, 10), (1000, 10), (3, 100_000)):
-        messages = [{"role": ("user", "assistant")[i % 2], "content": "x " * (length // 2)} for i in range(count)]
-        assert "x x" in template.render(messages)
-
-
-def test_long_messages_are_not_cut_off() -> None:
-    content = "x" * 3_000_000
-    template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}")
-    assert template.render([{"role": "user", "content": content}]) == content * 2
-
-
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
         ([], "the list of messages is empty"),
         ("hello", "the messages must be a list, not str"),
-        (None, "the messages must be a list, not NoneType"),
         ({"role": "user", "content": "x"}, "the messages must be a list, not dict"),
         (["hello"], 'message 1 must be an object with "role" and "content", not str'),
         ([{"role": "user", "content": "x"}, {"content": "x"}], 'message 2 has no "role"'),
         ([{"role": "user"}], 'message 1 has no "content"'),
         ([{"role": "user", "content": None}], '"content" of message 1 must be a string, not NoneType'),
-        ([{"role": 1, "content": "x"}], '"role" of message 1 must be a string, not int'),
         ([{"role": "user", "content": [{"type": "text"}]}], '"content" of message 1 must be a string, not list'),
     ],
 )
@@ -553,14 +446,6 @@ def test_bad_messages(messages: Any, complaint: str) -> None:
     with pytest.raises(UsageError) as caught:
         ChatTemplate(SMOLLM2).render(messages)
     assert complaint in str(caught.value)
-
-
-def test_tuples_and_other_mappings_are_messages() -> None:
-    from types import MappingProxyType
-
-    messages = (MappingProxyType({"role": "user", "content": "hi"}),)
-    template = ChatTemplate("{{ messages[0].role }}: {{ messages[0] | tojson }}")
-    assert template.render(messages) == 'user: {"role": "user", "content": "hi"}'
 
 
 def test_special_token_variables(tmp_path: Path, judge: Any) -> None:

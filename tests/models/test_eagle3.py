@@ -9,7 +9,7 @@ import torch
 from eagle_support import CASES, DRAFT, VOCABULARY, config_of, contexts, draft_ids, embedding, tensors_of
 from eagle_support import write_eagle3 as write
 from safetensors.numpy import save_file
-from support import FAMILIES, tiny_model, write_model
+from support import tiny_model, write_model
 
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.find_head import find_head
@@ -42,7 +42,7 @@ def passes_of(file, checkpoint):
 
 @pytest.mark.parametrize("case", CASES)
 def test_chains_are_those_of_the_reference(case, checkpoint, tmp_path):
-    """Six tokens after each of twenty contexts: the same ids, and logits within 1e-4."""
+    """Six tokens after each of four contexts: the same ids, and logits within 1e-4."""
     number = list(CASES).index(case)
     with np.load(GOLDEN) as golden:
         expected_ids, expected_logits = golden[f"ids{number}"], golden[f"logits{number}"]
@@ -50,8 +50,7 @@ def test_chains_are_those_of_the_reference(case, checkpoint, tmp_path):
     passes = passes_of(file, checkpoint)
     passes.reserve(64, 0)
     ids = draft_ids(case)
-    every = [*zip(contexts(case, 40), expected_ids, expected_logits, strict=True)]
-    for (context, states), chain, logits in every[::2]:
+    for (context, states), chain, logits in zip(contexts(case, 4), expected_ids, expected_logits, strict=True):
         row, tokens, features = 0, context[1:].tolist(), states  # of rows whose next token and feature are there
         for step in range(6):
             features = features[: len(tokens)].reshape(len(tokens), -1)
@@ -104,23 +103,18 @@ def test_a_file_of_torch(checkpoint, tmp_path):
 
 REFUSED = {
     "hidden size": ({"hidden_size": 128}, {}, "the head's hidden size is 128, that of model is 64"),
-    "target's hidden size": ({"target_hidden_size": 128}, {}, "hidden size of its model is 128"),
     "vocabulary": ({"vocab_size": 300}, {}, "the head's vocabulary is 300, that of model is 259"),
     "another kind": ({"speculators_model_type": "dflash"}, {}, "type 'dflash' is not supported"),
     "EAGLE-2": ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "EAGLE-2"),
     "taps": ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, {}, "must be a list of layers of model, which has 4"),
-    "both norms": ({"fc_norm": True, "norm_before_fc": True}, {}, "exclude each other"),
     "a flag": ({"norm_output": "yes"}, {}, "norm_output must be true or false, not 'yes'"),
     "the size of the draft vocabulary": ({"draft_vocab_size": 40}, {}, "draft_vocab_size 40, the LM head has 48 rows"),
     "the width of fc": ({}, {"fc.weight": np.zeros((64, 128), "f4")}, "tensor fc.weight has shape (64, 128)"),
     "a tensor that is not there": ({}, {"midlayer.hidden_norm.weight": None}, "layers.0.hidden_norm.weight is missing"),
-    "no LM head": ({}, {"lm_head.weight": None}, "lm_head.weight"),
     "one too many": ({}, {"odd.weight": np.zeros(3, "f4")}, "odd.weight is not part of"),
     "no ids": ({}, {"d2t": None}, "tensor d2t is missing"),
     "ids that are there twice": ({}, {"d2t": np.zeros(DRAFT, "i8") - np.arange(DRAFT)}, "d2t is damaged"),
     "ids beyond": ({}, {"d2t": np.full(DRAFT, VOCABULARY, "i8")}, "d2t is damaged"),
-    "another number of ids": ({}, {"d2t": np.zeros(7, "i8")}, "d2t has 7 ids, the LM head 48 rows"),
-    "ids as floats": ({}, {"d2t": np.zeros(DRAFT, "f4")}, "d2t has dtype F32"),
     "t2d of another vocabulary": ({}, {"t2d": np.zeros(300, bool)}, "t2d speaks of another vocabulary"),
     "weights in int8": ({}, {"fc.weight": np.zeros((64, 192), "i1")}, "fc.weight has dtype I8"),
 }
@@ -135,20 +129,6 @@ def test_what_does_not_fit_is_refused_in_one_line(name, checkpoint, tmp_path):
     with pytest.raises(PpsdError) as refused:
         find_head(str(folder), checkpoint)
     assert message in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_a_head_that_is_cut_short_or_not_there(checkpoint, tmp_path):
-    folder = write(tmp_path / "head")
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(PpsdError, match="truncated or corrupt"):
-        find_head(str(folder), checkpoint)
-    file.unlink()
-    with pytest.raises(PpsdError, match=r"has neither model\.safetensors nor"):
-        find_head(str(folder), checkpoint)
-    (folder / "config.json").unlink()
-    with pytest.raises(PpsdError, match=r"head has no config\.json"):
-        find_head(str(folder), checkpoint)
 
 
 def test_a_head_of_another_model_by_name(model, tmp_path):
@@ -168,10 +148,3 @@ def test_a_weight_that_is_not_finite(checkpoint, tmp_path):
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(PpsdError, match=r"layers\.0\.mlp\.up_proj\.weight has a NaN or an infinite weight"):
         passes_of(find_head(str(folder), checkpoint), checkpoint)
-
-
-def test_a_head_for_a_model_of_another_family(tmp_path):
-    """The head's layer is of its own family: Llama's on a Qwen3 model, as SafeAILab trains them."""
-    settings = FAMILIES["qwen3"]
-    checkpoint = Checkpoint(write_model(tmp_path / "model", tiny_model(**settings), **settings))
-    assert find_head(str(write(tmp_path / "head")), checkpoint).eagle.layer.head_dim == 16

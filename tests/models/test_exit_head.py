@@ -72,26 +72,6 @@ def test_saved_and_loaded_head_is_the_same(kind, checkpoint, tmp_path):
     assert not list(tmp_path.glob("*.unfinished"))
 
 
-def test_the_file_is_one_that_safetensors_reads(checkpoint, tmp_path):
-    """bfloat16 included, which numpy has no name for."""
-    path = tmp_path / "head.safetensors"
-    head = tiny_head(tiny_model(), "layer")
-    head.save(path)
-    tensors = load_file(path)
-    for name, parameter in head.named_parameters():
-        assert torch.equal(tensors[name], parameter.bfloat16())
-    assert tensors["draft_ids"].tolist() == head.draft_ids.tolist()
-
-
-def test_norm_head_without_a_file(checkpoint):
-    model = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
-    head = ExitHead.from_file(HeadFile.norm(2, checkpoint), model)
-    assert torch.equal(head.norm.weight, model.model.norm.weight)
-    assert (head.info.kind, head.info.exit_layer, head.draft_ids) == ("norm", 2, None)
-    with pytest.raises(PpsdError, match="1 to 3"):
-        HeadFile.norm(4, checkpoint)
-
-
 def test_head_of_another_model_is_refused(checkpoint, tmp_path):
     tiny_head(tiny_model(), hash="abc").save(tmp_path / "head.safetensors")
     words = f"trained for tiny \\(hash abc\\), not for this model \\(hash {checkpoint.hash}\\)"
@@ -191,41 +171,6 @@ def test_draft_vocabulary_is_checked(ids):
         ExitHead.from_model(tiny_model(), HeadInfo("layer", 2, "tiny", "0"), ids)
 
 
-def test_damaged_files_are_one_line(checkpoint, tmp_path):
-    path = tmp_path / "head.safetensors"
-
-    def refused(words):
-        with pytest.raises(PpsdError, match=words) as caught:
-            HeadFile.load(path, checkpoint)
-        assert "\n" not in str(caught.value)
-
-    refused("does not exist")
-    save_file({"x": torch.zeros(2)}, path)
-    refused("not an exit head")
-    tiny_head(tiny_model(), hash=checkpoint.hash).save(path)
-    good = path.read_bytes()
-    path.write_bytes(good.replace(b'"exit_layer":"2"', b'"exit_layer":"x"'))
-    refused("metadata is damaged")
-    path.write_bytes(good.replace(b'"layers.0.mlp.up_proj.weight"', b'"layers.0.mlp.uq_proj.weight"'))
-    refused("layers.0.mlp.up_proj.weight is missing")
-    path.write_bytes(good.replace(b'"kind":"layer"', b'"kind":"adapt"'))
-    refused("adapt")
-    path.write_bytes(good[: len(good) // 2])
-    refused("truncated or corrupt")
-
-
-@pytest.mark.parametrize("recipe", ["[" * 100_000, "[]", "9" * 5000, '{"a": "\\ud800"}'])
-def test_metadata_that_is_no_object_is_one_line(recipe, checkpoint, tmp_path):
-    path = tmp_path / "head.safetensors"
-    tiny_head(tiny_model(), hash=checkpoint.hash).save(path)
-    tensors, metadata = load_file(path), read_metadata(path)
-    save_file(tensors, path, {**metadata, "recipe": recipe})
-    with pytest.raises(PpsdError, match="metadata is damaged") as caught:
-        HeadFile.load(path, checkpoint)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 600
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -233,9 +178,6 @@ def test_metadata_that_is_no_object_is_one_line(recipe, checkpoint, tmp_path):
         ("norm:1:0", "0 ids is out of range"),
         ("norm:100000000000", "1 to 3"),
         ("norm:" + "9" * 5000, "is not understood"),
-        ("norm:1:" + "9" * 5000, "is not understood"),
-        ("norm:1:", "is not understood"),
-        ("norm:x", "is not understood"),
         ("x" * 5000, "File name too long"),
         ("a\0b", "null"),
     ],
@@ -244,10 +186,6 @@ def test_names_of_heads_that_mean_nothing(name, words, checkpoint):
     with pytest.raises(PpsdError, match=words) as caught:
         find_head(name, checkpoint)
     assert "\n" not in str(caught.value)
-
-
-def test_norm_head_with_a_draft_vocabulary(checkpoint):
-    assert find_head("norm:2:5", checkpoint).draft_ids.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

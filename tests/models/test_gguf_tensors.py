@@ -1,6 +1,5 @@
 """A GGUF file as a checkpoint of its own: the same numbers as the folder that it can be converted to, bit by bit."""
 
-import os
 import tracemalloc
 from pathlib import Path
 
@@ -8,15 +7,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from gguf_support import (
-    BLOCK_KINDS,
-    TABLE_KINDS,
-    gguf_name,
-    metadata,
-    random_blocks,
-    tiny_state,
-    write_gguf,
-)
+from gguf_support import BLOCK_KINDS, TABLE_KINDS, gguf_name, metadata, random_blocks, tiny_state, write_gguf
 
 from ppsd_rt import SamplingParams, _native
 from ppsd_rt.cpu.backend import CpuBackend
@@ -80,11 +71,6 @@ def test_tensors_configuration_and_hash_are_those_of_the_converted_folder(pair: 
     assert folder.stored_as == ["float32"]
 
 
-def test_the_hash_knows_nothing_of_the_name(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    os.link(pair[0], tmp_path / "another.gguf")
-    assert Checkpoint(tmp_path / "another.gguf").hash == Checkpoint(pair[0]).hash
-
-
 @pytest.mark.parametrize("kind", BLOCK_KINDS, ids=lambda kind: kind.name)
 def test_the_extension_decodes_as_the_gguf_package_does(kind: Kind) -> None:
     data = random_blocks(kind, 64, 512, seed=kind.value)
@@ -129,27 +115,6 @@ def test_tokenizers_are_the_same(pair: tuple[Path, Path]) -> None:
     assert mapped.chat_template is not None
     assert mapped.chat_template.render([{"role": "user", "content": "hi"}]) == "hi"
     assert mapped.chat_template.origin == str(pair[0])
-
-
-def test_torch_reads_it(pair: tuple[Path, Path]) -> None:
-    torch = pytest.importorskip("torch")
-    from ppsd_rt.models.llama import LlamaForCausalLM
-
-    mapped, folder = (LlamaForCausalLM.from_checkpoint(Checkpoint(place), torch.float32) for place in pair)
-    found = folder.state_dict()
-    assert all(torch.equal(tensor, found[name]) for name, tensor in mapped.state_dict().items())
-
-
-def test_damaged_weights_are_named(tmp_path: Path) -> None:
-    raw = {"blk.1.ffn_up.weight": (np.full((96, 64), np.nan, np.float32), Kind.F32)}
-    checkpoint = Checkpoint(write_gguf(tmp_path / "m.gguf", raw=raw))
-    with pytest.raises(PpsdError, match=r"m\.gguf: the tensor 'blk.1.ffn_up.weight' holds NaN"):
-        checkpoint.tensors["model.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(PpsdError, match=r"cannot pack .*m\.gguf as int8: layer 1: a weight is NaN"):
-        CpuBackend(checkpoint, "int8", "cpu", 1)
-    raw = {"blk.1.attn_norm.weight": (np.full(64, np.inf, np.float32), Kind.F32)}
-    with pytest.raises(PpsdError, match=r"n\.gguf: the tensor 'blk.1.attn_norm.weight' holds NaN or infinite"):
-        CpuBackend(Checkpoint(write_gguf(tmp_path / "n.gguf", raw=raw)), "int8", "cpu", 1)
 
 
 def test_loading_needs_the_memory_of_the_packed_weights(tmp_path: Path) -> None:
@@ -229,12 +194,6 @@ def test_part_under_another_name_is_refused(parts: list[Path], tmp_path: Path) -
         (tmp_path / name).rename(parts[0])
 
 
-def test_parts_may_be_written_in_capitals(parts: list[Path], tmp_path: Path) -> None:
-    for part in parts:
-        part.rename(tmp_path / part.name.upper())
-    assert len(Checkpoint(tmp_path / "M-00002-OF-00003.GGUF").tensors) == 20
-
-
 def test_part_in_the_place_of_another_is_refused(parts: list[Path]) -> None:
     parts[1].write_bytes(parts[2].read_bytes())
     assert f"{parts[1]}: this is not part 2 of 3, as its name says" in refusal(parts[0])
@@ -257,20 +216,6 @@ def test_part_of_another_model_is_refused(parts: list[Path], tmp_path: Path) -> 
 # ---------------------------------------------------------------------------------------------------------------------
 # What packing makes of blocks
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-def test_iq4_blocks_by_hand() -> None:
-    """One block of each type, worked out on paper from llama.cpp's structs."""
-    half = np.array([0.5], np.float16).tobytes()
-    block = np.frombuffer(half + bytes([0xF0] + [0x08] * 15), np.uint8).reshape(1, 18)
-    row = _native.Blocks(block, "IQ4_NL", 32).row(0)
-    assert row.tolist() == [0.5 * -127, *[0.5 * 1] * 15, 0.5 * 113, *[0.5 * -127] * 15]
-
-    # Scales of six bits less 32: the first group has 0b01_0011 - 32 = -13, all others 0b10_0000 - 32 = 0.
-    high = sum(0b10 << 2 * group for group in range(1, 8)) | 0b01
-    data = half + high.to_bytes(2, "little") + bytes([0x03, 0, 0, 0]) + bytes([0x51] * 128)
-    row = _native.Blocks(np.frombuffer(data, np.uint8).reshape(1, 136), "IQ4_XS", 256).row(0)
-    assert row.tolist() == [*[0.5 * -13 * -104] * 16, *[0.5 * -13 * -35] * 16, *[0.0] * 224]
 
 
 def test_q8_0_comes_through_int8_unchanged() -> None:

@@ -15,11 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_config, tiny_model, write_model
 
-from ppsd_rt import Engine, PpsdError, SamplingParams, _native
+from ppsd_rt import Engine, PpsdError, _native
 from ppsd_rt.cpu.tensors import packable
 from ppsd_rt.models.checkpoint import Checkpoint, as_float32
 from ppsd_rt.models.llama import LlamaForCausalLM
-from ppsd_rt.models.rope import Rope
 from ppsd_rt.models.uniform import Uniform
 
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -119,32 +118,6 @@ def settings_of(form: str, scheme: Any) -> dict[str, Any]:
     }
 
 
-def test_a_compressed_model_answers_as_transformers(tmp_path: Path) -> None:
-    pytest.importorskip("compressed_tensors")
-    transformers = pytest.importorskip("transformers")
-    from compressed_tensors.compressors import BaseCompressor
-
-    form, weights, dtype = COMPRESSED["int4, groups of 32"]
-    scheme_of, compressor = scheme(**weights), BaseCompressor.get_value_from_registry(form)
-
-    def compress(_: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        return compressor.compress({"weight": weight, "weight_scale": scales(weight, 32, 1, 7.0, dtype)}, scheme_of)
-
-    folder = quantised(tmp_path / "m", settings_of(form, scheme_of), compress)
-    ids = torch.arange(40)[None]
-    with torch.no_grad():
-        peer = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-        peer(ids)  # its matrices are unpacked in its first pass
-        expected = peer(ids).logits.float()
-        model = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
-        found = model.lm_head(model.forward_batch(ids, Rope(model.config, 40))[0])
-    # It rounds all to bfloat16, and we nothing.
-    assert (found - expected).pow(2).mean() < 2e-3 * expected.pow(2).mean()
-    engine = Engine.from_pretrained(folder, backend="cpu", dtype="float32")
-    np.testing.assert_allclose(engine.backend.logits(ids[0].tolist(), 40), found[0].numpy(), rtol=1e-3, atol=1e-3)
-    assert len(engine.generate("hello", SamplingParams(max_tokens=5, ignore_eos=True)).run().ids) == 5
-
-
 # -- GPTQ and AWQ ------------------------------------------------------------------------------------------------------
 
 
@@ -167,9 +140,7 @@ def words(values: np.ndarray, bits: int, order: Any = None) -> torch.Tensor:
     return torch.from_numpy(packed.astype(np.uint32).view(np.int32).copy())
 
 
-def gptq(
-    weight: torch.Tensor, bits: int, group: int, form: str, act_order: bool, seed: int
-) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+def gptq(weight, bits, group, form, act_order, seed):
     """Random values of a matrix, and as they are stored."""
     q, zeros, scale = draw(weight, bits, group, seed)
     index = np.arange(weight.shape[1]) // group
@@ -331,9 +302,7 @@ def test_a_folders_own_four_bits_stay(name: str, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("act_order", "group", "dtype", "count"), [("_", 32, "int8", 14), ("down", 32, "int4", 2), (" ", 16, "int8", 14)]
 )
-def test_four_bits_that_int4_cannot_hold_become_int8(
-    act_order: str, group: int, dtype: str, count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_four_bits_that_int4_cannot_hold_become_int8(act_order, group, dtype, count, tmp_path, caplog):
     """act_order: in what matrices, by a part of their names."""
 
     def pack(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:

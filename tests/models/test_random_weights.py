@@ -3,7 +3,7 @@
 import pytest
 
 from ppsd_rt import Engine, PpsdError, UsageError
-from ppsd_rt.models.random_weights import SHAPES, RandomCheckpoint, random_model
+from ppsd_rt.models.random_weights import SHAPES, RandomCheckpoint
 
 
 def test_shapes_have_the_sizes_of_their_models():
@@ -18,17 +18,6 @@ def test_shapes_have_the_sizes_of_their_models():
     assert sizes == {
         "smollm2-135m": 134, "llama-3.2-1b": 1236, "llama-3.1-8b": 8030, "llama-2-13b": 13015, "llama-2-70b": 68975,
     }  # fmt: skip
-
-
-def test_a_made_model_has_a_name_and_a_tokenizer():
-    checkpoint, tokenizer = random_model("random:llama-2-13b")
-    assert checkpoint.config.num_hidden_layers == 40
-    assert checkpoint.hash == "llama-2-13b-0"
-    assert tokenizer.encode("ab") == [97, 98]
-    assert tokenizer.decode([5, 31999]) == " 5 31999"
-    assert tokenizer.token_to_id("31999") == 31999
-    assert tokenizer.token_to_id("32000") is None
-    assert tokenizer.id_to_token(7) == "7"
 
 
 def test_what_cannot_be_made_is_refused():

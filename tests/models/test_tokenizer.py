@@ -276,19 +276,8 @@ def test_json_streams_any_text(request: pytest.FixtureRequest, kind: str, text: 
 
 @settings(UNHURRIED, max_examples=60)
 @given(data=st.data(), skip=st.booleans())
-def test_byte_level_streams_any_ids(byte_level: Path, data: st.DataObject, skip: bool) -> None:
-    judge = tokenizers.Tokenizer.from_file(str(byte_level / "tokenizer.json"))
-    tokenizer = load_tokenizer(byte_level)
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
-    assert "".join(pushed(tokenizer, ids, skip=skip)) == judge.decode(ids, skip_special_tokens=skip)
-
-
-@settings(UNHURRIED, max_examples=60)
-@given(data=st.data(), skip=st.booleans())
-@pytest.mark.parametrize("kind", ["metaspace_json", "word_json"])
-def test_other_decoders_stream_any_ids(
-    request: pytest.FixtureRequest, kind: str, data: st.DataObject, skip: bool
-) -> None:
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace_json", "word_json"])
+def test_decoders_stream_any_ids(request: pytest.FixtureRequest, kind: str, data: st.DataObject, skip: bool) -> None:
     folder = request.getfixturevalue(kind)
     judge = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer = load_tokenizer(folder)
@@ -349,9 +338,7 @@ def swallows_a_space(text: str, legacy: bool) -> bool:
 
 
 @pytest.mark.parametrize("legacy", [True, False])
-def test_spm_agrees_with_transformers(
-    make_spm_folder: Callable[..., Path], llama_vocab: tuple[dict[str, int], list], legacy: bool
-) -> None:
+def test_spm_agrees_with_transformers(make_spm_folder, llama_vocab, legacy):
     judge = spm_judge(llama_vocab, legacy)
     tokenizer = load_tokenizer(make_spm_folder(legacy=legacy))
     assert tokenizer.vocab_size == len(judge)
@@ -367,19 +354,7 @@ def test_spm_agrees_with_transformers(
 
 @settings(UNHURRIED, max_examples=60)
 @given(text=mixed_texts)
-def test_legacy_spm_is_the_tokenizer_json_of_llama_2(
-    make_spm_folder: Callable[..., Path], llama_json: Path, text: str
-) -> None:
-    judge = tokenizers.Tokenizer.from_file(str(llama_json / "tokenizer.json"))
-    ids = load_tokenizer(make_spm_folder(legacy=True)).encode(text)
-    assert ids == judge.encode(text).ids
-
-
-@settings(UNHURRIED, max_examples=60)
-@given(text=mixed_texts)
-def test_new_spm_is_llama_tokenizer(
-    make_spm_folder: Callable[..., Path], llama_vocab: tuple[dict[str, int], list], text: str
-) -> None:
+def test_new_spm_is_llama_tokenizer(make_spm_folder, llama_vocab, text):
     if not swallows_a_space(text, legacy=False):
         judge = spm_judge(llama_vocab, legacy=False)
         tokenizer = load_tokenizer(make_spm_folder(legacy=False))
@@ -390,9 +365,7 @@ def test_new_spm_is_llama_tokenizer(
 
 @pytest.mark.parametrize("legacy", [True, False])
 @pytest.mark.parametrize("text", [*TEXTS, " one", "  two", "\u2581mark"])
-def test_spm_of_plain_text_is_what_sentencepiece_says(
-    make_spm_folder: Callable[..., Path], spm: Any, legacy: bool, text: str
-) -> None:
+def test_spm_of_plain_text_is_what_sentencepiece_says(make_spm_folder, spm, legacy, text):
     tokenizer = load_tokenizer(make_spm_folder(legacy=legacy))
     assert tokenizer.encode(text, add_special_tokens=False) == spm.encode(text, out_type=int)
 
@@ -457,9 +430,7 @@ def test_spm_keeps_a_space_that_a_folding_model_would_drop(tmp_path: Path) -> No
         ({"add_eos_token": True, "eos_token": "<|im_end|>"}, [1], [441]),
     ],
 )
-def test_spm_adds_what_the_config_says(
-    make_spm_folder: Callable[..., Path], options: dict[str, object], before: list[int], after: list[int]
-) -> None:
+def test_spm_adds_what_the_config_says(make_spm_folder, options, before, after):
     tokenizer = load_tokenizer(make_spm_folder(**options))
     inner = tokenizer.encode("hello", add_special_tokens=False)
     assert inner
@@ -469,9 +440,7 @@ def test_spm_adds_what_the_config_says(
 @settings(UNHURRIED, max_examples=60)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["spm", "llama_json"])
-def test_byte_fallback_streams_any_ids(
-    request: pytest.FixtureRequest, make_spm_folder: Callable[..., Path], spm: Any, kind: str, data: st.DataObject
-) -> None:
+def test_byte_fallback_streams_any_ids(request, make_spm_folder, spm, kind, data):
     """Against sentencepiece itself, which writes one U+FFFD for every invalid byte, where we write one for several."""
     tokenizer = load_tokenizer(make_spm_folder() if kind == "spm" else request.getfixturevalue("llama_json"))
     # Many bytes, among them the first and the last ones of characters, in between pieces of text. No space as a byte:
@@ -492,54 +461,7 @@ def test_an_answer_that_goes_on_from_a_text(any_tokenizer: Tokenizer) -> None:
     assert "".join(stream.push(id) for id in ids) + stream.flush() == more
 
 
-def test_added_tokens_json(make_spm_folder: Callable[..., Path], spm: Any) -> None:
-    size = spm.get_piece_size()
-    folder = make_spm_folder(added_tokens_decoder=None, eos_token="<|eot|>")
-    write_json(folder / "added_tokens.json", {"<|eot|>": size, "<more>": size + 1})
-    tokenizer = load_tokenizer(folder)
-    assert tokenizer.eos_id == size
-    assert tokenizer.vocab_size == size + 2
-    ids = tokenizer.encode("hi<more>hi<|eot|>")
-    assert ids[-1] == size
-    assert size + 1 in ids
-    assert tokenizer.decode(ids) == "hi<more> hi"
-    assert (tokenizer.token_to_id("<more>"), tokenizer.id_to_token(size + 1)) == (size + 1, "<more>")
-
-
-def test_spm_without_any_config(tmp_path: Path, spm_model: bytes) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(spm_model)
-    tokenizer = load_tokenizer(tmp_path)
-    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.chat_template) == (1, 2, None)
-    assert tokenizer.special_ids == {0, 1, 2}
-    assert tokenizer.encode("hello</s>")[-1] == 2
-    assert tokenizer.decode(tokenizer.encode("hello</s>")) == "hello"
-
-
 # --- what all of them promise ---
-
-
-@settings(UNHURRIED, max_examples=60)
-@given(text=mixed_texts.filter(lambda text: not re.search("<unk>|</?s>|<\\|im|<tool>|▁", text)))
-def test_plain_text_comes_back(
-    byte_level: Path, llama_json: Path, make_spm_folder: Callable[..., Path], text: str
-) -> None:
-    for folder in (byte_level, llama_json, make_spm_folder(), make_spm_folder(legacy=False)):
-        tokenizer = load_tokenizer(folder)
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_a_character_is_shown_with_its_last_byte(any_tokenizer: Tokenizer) -> None:
-    ids = any_tokenizer.encode("a😀\U0001f9ff", add_special_tokens=False)
-    texts = pushed(any_tokenizer, ids)
-    assert len(ids) >= 9, "the characters of this test must be longer than a token"
-    assert "".join(texts) == "a😀\U0001f9ff"
-    assert [text for text in texts if text.strip("a")] == ["😀", "\U0001f9ff"]
-
-
-def test_unfinished_character_at_the_end(any_tokenizer: Tokenizer) -> None:
-    ids = any_tokenizer.encode("a😀", add_special_tokens=False)[:-1]
-    assert pushed(any_tokenizer, ids)[-1] == "�"
-    assert any_tokenizer.decode(ids) == "a�"
 
 
 def test_invalid_bytes_do_not_pile_up(any_tokenizer: Tokenizer) -> None:
@@ -586,14 +508,6 @@ def test_special_tokens_and_unknown_ids_in_a_stream(any_tokenizer: Tokenizer) ->
     assert [any_tokenizer.id_to_token(id) for id in nothing] == [None] * 4
 
 
-def test_vocabulary_lookups(any_tokenizer: Tokenizer) -> None:
-    for id in range(any_tokenizer.vocab_size):
-        token = any_tokenizer.id_to_token(id)
-        assert token is not None
-        assert any_tokenizer.token_to_id(token) == id
-    assert any_tokenizer.token_to_id("surely not a token") is None
-
-
 def test_lone_surrogate(any_tokenizer: Tokenizer) -> None:
     with pytest.raises(UsageError, match=r"character 3 is a lone surrogate \(U\+D83D\)"):
         any_tokenizer.encode("ab\ud83d")
@@ -606,56 +520,23 @@ def test_lone_surrogate(any_tokenizer: Tokenizer) -> None:
         ({"bos_token": "<s>", "eos_token": "</s>"}, {}, "<s>", "</s>"),
         ({"bos_token": {"content": "</s>"}, "eos_token": {"content": "<s>"}}, {}, "</s>", "<s>"),
         ({"bos_token": None}, {"bos_token": "</s>", "eos_token": {"content": "<|im_end|>"}}, "</s>", "<|im_end|>"),
-        (
-            {"eos_token": "</s>", "added_tokens_decoder": {}},
-            {"eos_token": "<|im_end|>", "bos_token": "<s>"},
-            "<s>",
-            "</s>",
-        ),
-        (
-            {"eos_token": "</s>", "added_tokens_decoder": None},
-            {"eos_token": "<unk>", "bos_token": "<s>"},
-            "<s>",
-            "<unk>",
-        ),
+        ({"eos_token": "</s>", "added_tokens_decoder": {}}, {"eos_token": "<|im_end|>"}, None, "</s>"),
+        ({"eos_token": "</s>", "added_tokens_decoder": None}, {"eos_token": "<unk>"}, None, "<unk>"),
         (None, {"bos_token": "<s>", "eos_token": "</s>"}, "<s>", "</s>"),
     ],
 )
-def test_bos_and_eos(
-    byte_level: Path,
-    make_spm_folder: Callable[..., Path],
-    tmp_path: Path,
-    kind: str,
-    config: dict[str, object] | None,
-    special_map: dict[str, object],
-    bos: str | None,
-    eos: str,
-) -> None:
+def test_bos_and_eos(byte_level, make_spm_folder, tmp_path, kind, config, special_map, bos, eos):
     shutil.copytree(byte_level if kind == "byte_level" else make_spm_folder(), tmp_path, dirs_exist_ok=True)
     path = tmp_path / "tokenizer_config.json"
     if config is None:
         path.unlink()
     else:
-        write_json(path, json.loads(path.read_text()) | {"bos_token": None, "eos_token": None} | config)
+        write_json(path, json.loads(path.read_text()) | {"bos_token": "<s>", "eos_token": None} | config)
     write_json(tmp_path / "special_tokens_map.json", special_map)
     tokenizer = load_tokenizer(tmp_path)
-    if kind == "spm":
-        bos = bos or "<s>"  # the model itself knows one
-    assert tokenizer.bos_id == (None if bos is None else tokenizer.token_to_id(bos))
+    assert tokenizer.bos_id == tokenizer.token_to_id(bos or "<s>")
     assert tokenizer.eos_id == tokenizer.token_to_id(eos)
     assert {tokenizer.eos_id} <= tokenizer.special_ids
-
-
-def test_chat_template_comes_along(byte_level: Path, tmp_path: Path) -> None:
-    assert load_tokenizer(byte_level).chat_template is None
-    shutil.copytree(byte_level, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
-    tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer.chat_template is not None
-    text = tokenizer.chat_template.render([{"role": "user", "content": "hi"}])
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert ids[0] == tokenizer.eos_id
-    assert tokenizer.decode(ids) == "hi"
 
 
 # --- errors ---
@@ -738,40 +619,6 @@ def test_nothing_to_load(tmp_path: Path) -> None:
     assert "tokenizer.json: Is a directory" in error_of(tmp_path)
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer.model"])
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\x00" * 100,
-        b"\xff\xfe broken",
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
-        b"[]",
-        b"{}",
-        b"[" * 100_000,
-    ],
-)
-def test_not_a_tokenizer(tmp_path: Path, file: str, content: bytes) -> None:
-    (tmp_path / file).write_bytes(content)
-    message = error_of(tmp_path)
-    assert str(tmp_path / file) in message
-    assert "download it again" in message
-
-
-def test_no_regular_files(byte_level: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(byte_level, folder)
-    (folder / "tokenizer_config.json").unlink(missing_ok=True)
-    os.mkfifo(folder / "tokenizer_config.json")
-    assert "tokenizer_config.json is not a regular file" in error_of(folder)
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer.json").symlink_to("/dev/zero")
-    assert "tokenizer.json is not a regular file" in error_of(folder)
-    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
-    (folder / "tokenizer_config.json").unlink()
-    assert "tokenizer.model is not a regular file" in error_of(folder)
-
-
 def damaged_json(byte_level: Path, tmp_path: Path, **changes: object) -> Path:
     value = json.loads((byte_level / "tokenizer.json").read_text(encoding="utf-8"))
     write_json(tmp_path / "tokenizer.json", value | changes)
@@ -801,9 +648,7 @@ def damaged_json(byte_level: Path, tmp_path: Path, **changes: object) -> Path:
     ],
     ids=["model", "normalizer", "post_processor"],
 )
-def test_panic_in_the_library(
-    byte_level: Path, tmp_path: Path, changes: dict[str, object], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_panic_in_the_library(byte_level, tmp_path, changes, capfd):
     folder = damaged_json(byte_level, tmp_path, **changes)
     with pytest.raises(BaseException) as raw:  # noqa: PT011 - a panic is no Exception, and has no public type
         tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode("ab")
@@ -813,9 +658,7 @@ def test_panic_in_the_library(
     assert capfd.readouterr().err == ""
 
 
-def test_stderr_is_left_as_it_was(
-    byte_level: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stderr_is_left_as_it_was(byte_level, capfd, monkeypatch):
     """Also when other threads load tokenizers, and write while it is redirected."""
     redirect = os.dup2
 
@@ -836,14 +679,6 @@ def test_stderr_is_left_as_it_was(
     assert lines == sorted([f"loaded {number}" for number in range(20)] + ["written"] * 40)
 
 
-def test_no_place_for_temporary_files(byte_level: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise FileNotFoundError("No usable temporary directory found")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", fail)
-    assert load_tokenizer(byte_level).encode("hello")
-
-
 @pytest.mark.parametrize(
     "decoder",
     [
@@ -857,35 +692,6 @@ def test_no_place_for_temporary_files(byte_level: Path, monkeypatch: pytest.Monk
 def test_unsupported_decoder(byte_level: Path, tmp_path: Path, decoder: dict[str, object]) -> None:
     message = error_of(damaged_json(byte_level, tmp_path, decoder=decoder))
     assert "tokenizer.json has a decoder that is not supported" in message
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "complaint"),
-    [
-        ("tokenizer_config.json", "{", "is not valid JSON"),
-        ("tokenizer_config.json", "[]", "must hold a JSON object, not list"),
-        ("tokenizer_config.json", "[" * 100_000, "is not valid JSON"),
-        ("tokenizer_config.json", '{"eos_token": "<nowhere>"}', "is not in the vocabulary"),
-        ("tokenizer_config.json", '{"eos_token": 2}', "eos_token must be a string or an object"),
-        ("tokenizer_config.json", '{"bos_token": {"text": "<s>"}}', "bos_token must be a string or an object"),
-        ("tokenizer_config.json", r'{"eos_token": "\ud800"}', "is not valid JSON"),
-        ("tokenizer_config.json", '{"legacy": "no"}', "legacy must be true, false or null, not 'no'"),
-        ("tokenizer_config.json", '{"add_bos_token": 1}', "add_bos_token must be true, false or null"),
-        ("tokenizer_config.json", '{"added_tokens_decoder": [1]}', "added_tokens_decoder must be an object"),
-        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {"content": "y"}}}', "'x' is not a token id"),
-        ("tokenizer_config.json", '{"added_tokens_decoder": {"-1": {"content": "y"}}}', "'-1' is not a token id"),
-        ("tokenizer_config.json", '{"added_tokens_decoder": {"500": {}}}', 'the added token 500 has no "content"'),
-        ("added_tokens.json", '{"x": "y"}', "'y' is not a token id"),
-        ("added_tokens.json", '{"x": true}', "True is not a token id"),
-        ("special_tokens_map.json", "nonsense", "is not valid JSON"),
-    ],
-)
-def test_bad_files_beside_the_model(tmp_path: Path, spm_model: bytes, file: str, content: str, complaint: str) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(spm_model)
-    (tmp_path / file).write_text(content)
-    message = error_of(tmp_path)
-    assert complaint in message
-    assert str(tmp_path) in message
 
 
 def test_a_damaged_model_gives_an_error_or_a_tokenizer(make_spm_folder: Callable[..., Path]) -> None:
@@ -910,21 +716,3 @@ def test_a_damaged_model_gives_an_error_or_a_tokenizer(make_spm_folder: Callable
 
 
 # --- the default model ---
-
-
-def test_default_model(default_model: Path, default_folder: Path) -> None:
-    tokenizer = load_tokenizer(default_model, 49152)
-    judge = transformers.PreTrainedTokenizerFast.from_pretrained(str(default_folder))
-    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (49152, 1, 2)
-    for text in TEXTS + SPECIAL_TEXTS:
-        ids = tokenizer.encode(text)
-        assert ids == judge.encode(text), text
-        assert "".join(pushed(tokenizer, ids)) == judge.decode(ids, skip_special_tokens=True), text
-    assert tokenizer.chat_template is not None
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.chat_template.render(messages)
-    assert prompt == judge.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert prompt.endswith("<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n")
-    ids = tokenizer.encode(prompt, add_special_tokens=False)
-    assert ids.count(1) == 3
-    assert ids.count(2) == 2

@@ -1,7 +1,6 @@
 """An answer is ended by whoever wants: the iterating thread, another one, a signal handler, the garbage collector."""
 
 import gc
-import signal
 import threading
 from contextlib import suppress
 
@@ -106,19 +105,6 @@ def test_another_thread_ends_an_answer_whose_consumer_is_busy(engine, expected, 
     worker.join()
     assert tuple(token.id for token in tokens) == generation.completion.ids == ids == expected[: len(ids)]
     assert generation.completion.finish_reason == "cancelled"
-
-
-@pytest.mark.parametrize("schedule", ["plain", "elastic"])
-def test_a_signal_handler_ends_an_answer(engine, expected, in_round, schedule):
-    generation = None
-    in_round(lambda: signal.raise_signal(signal.SIGUSR1))
-    before = signal.signal(signal.SIGUSR1, lambda *_: generation.close())
-    try:
-        generation = engine.generate("cancel", LONG, schedule)
-        tokens = list(generation)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    check(engine, generation, tokens, expected)
 
 
 def test_the_garbage_collector_ends_an_answer(engine, expected, in_round, before):

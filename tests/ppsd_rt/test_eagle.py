@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from eagle_support import CASES, draft_ids, tensors_of, write_eagle3, write_knowing
 from safetensors.numpy import load_file, save_file
-from support import slow, write_model
+from support import slow
 
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import RunOptions
@@ -26,11 +26,6 @@ SCHEDULES = (
     "eesd:stop_rule=fixed,siblings=0.005",
     "auto",
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("eagle") / "model")
 
 
 @pytest.fixture(scope="module", params=HEADS)

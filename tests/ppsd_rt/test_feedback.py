@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import loud_head, slow, tiny_head, tiny_model, write_model
+from support import loud_head, slow, tiny_head, tiny_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.backend import RunOptions
@@ -11,11 +11,6 @@ from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.exit_head import ExitHead, Feedback
 from ppsd_rt.models.head_file import DISTANCES
 from ppsd_rt.pipeline.rounds import Drafted
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("feedback") / "model")
 
 
 @pytest.fixture(params=[(2, (0, 0)), (2, (32, 32)), slow((0, (0, 0)))])
@@ -49,9 +44,7 @@ def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length, shape):
     assert deaf != native
 
 
-@pytest.mark.parametrize(
-    "schedule", ["eesd", "ppsd", "elastic", "elastic:first_chunk=0", "eesd:lookup=1,siblings=0.0001", "auto"]
-)
+@pytest.mark.parametrize("schedule", ["ppsd", "elastic:first_chunk=0", "eesd:lookup=1,siblings=0.0001", "auto"])
 @pytest.mark.parametrize("format", ["cpu int8", "cpu bfloat16", "torch float32"])
 def test_what_is_received_changes_no_answer(folder, tmp_path, schedule, format, shape):
     path, (backend, dtype) = tmp_path / "head.safetensors", format.split()

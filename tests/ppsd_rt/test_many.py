@@ -2,7 +2,6 @@
 
 import gc
 import os
-import pickle
 import threading
 
 import pytest
@@ -13,11 +12,6 @@ from ppsd_rt._native import testing
 
 PARAMS = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.8, seed=3)
 PROMPTS = ["one", "two", "three", [1, 2, 3], "one"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("many") / "model")
 
 
 def load(folder, backend="cpu", **options):
@@ -106,30 +100,6 @@ def test_an_error_of_one_ends_all(folder):
     assert all(completion.finish_reason == "cancelled" for completion in generations.completions)
 
 
-def test_the_next_token_can_be_asked_for(engine):
-    generation = engine.generate("one", PARAMS, "eesd")
-    first, second = next(generation), next(generation)
-    rest = list(generation)
-    assert (first.id, second.id, *(token.id for token in rest)) == alone(engine, ["one"])[0]
-    with pytest.raises(StopIteration):
-        next(generation)
-
-
-def test_what_an_engine_and_an_answer_say_of_themselves(folder):
-    engine = load(folder, threads=1)
-    assert repr(engine).endswith("cpu float32, 1 thread, norm head after layer 2, idle>")
-    generation = engine.generate("one", PARAMS)
-    assert repr(generation) == "<Generation: 3 prompt tokens, 0 tokens, not begun>"
-    next(generation)
-    assert "1 answer in progress" in repr(engine) and "in progress" in repr(generation)
-    generation.run()
-    assert repr(generation) == "<Generation: 3 prompt tokens, 12 tokens, length>"
-    for thing, words in ((engine, "an engine cannot be pickled"), (generation, "pickle its completion")):
-        with pytest.raises(PpsdError, match=words):
-            pickle.dumps(thing)
-    assert pickle.loads(pickle.dumps(generation.completion)) == generation.completion
-
-
 def test_a_closed_engine_ends_its_answers_and_says_so(folder):
     with load(folder) as engine:
         generation = engine.generate("one", SamplingParams(max_tokens=400, ignore_eos=True))
@@ -156,20 +126,18 @@ def weights_of(path):
 
 def parts():
     """How many objects there are that hold weights."""
-    kinds = ("CpuBackend", "TorchBackend", "Checkpoint", "LlamaForCausalLM")
-    return sum(type(thing).__name__ in kinds for thing in gc.get_objects())
+    return sum(type(thing).__name__ in ("CpuBackend", "Checkpoint") for thing in gc.get_objects())
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("how", ["dropped", "closed"])
-def test_threads_memory_and_files_are_given_back_at_once(tmp_path, backend, how):
+def test_threads_memory_and_files_are_given_back_at_once(tmp_path, how):
     """Without the cycle collector; an answer that was kept keeps nothing of the model, a half-iterated one neither."""
     path = write_model(tmp_path / "model")
     gc.collect()
     threads, before = testing.running_threads(), parts()
     gc.disable()
     try:
-        engine = load(path, backend)
+        engine = load(path)
         kept = engine.generate("one", PARAMS)
         kept.run()
         left = engine.generate("two", SamplingParams(max_tokens=400, ignore_eos=True), "elastic")

@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import gc
-import os
 import threading
 import time
 from concurrent.futures import wait
@@ -67,17 +66,6 @@ def test_threads_get_their_answers(engine, alone):
     assert answers == {(prompt, schedule): alone[prompt] for prompt in PROMPTS for schedule in SCHEDULES}
 
 
-def test_a_dropped_answer_frees_its_place(engine, alone):
-    dropped = iter(engine.generate(PROMPTS[0], params(), "plain"))
-    next(dropped)
-    answers = []
-    thread = in_thread(lambda: answers.append(engine.generate(PROMPTS[1], params(), "plain").run().ids))
-    del dropped
-    gc.collect()
-    thread.join()
-    assert answers == [alone[PROMPTS[1]]]
-
-
 def test_one_thread_does_not_wait_for_itself(engine, alone):
     first = engine.generate(PROMPTS[0], params(), "plain")
     next(iter(first))
@@ -86,16 +74,6 @@ def test_one_thread_does_not_wait_for_itself(engine, alone):
 
 
 # -- asyncio -------------------------------------------------------------------------------------------------------
-
-
-def test_async_answers_side_by_side(engine, alone):
-    async def ids(prompt, schedule):
-        return tuple([token.id async for token in engine.agenerate(prompt, params(), schedule)])
-
-    async def work():
-        return await asyncio.gather(*(ids(prompt, schedule) for prompt in PROMPTS for schedule in SCHEDULES))
-
-    assert asyncio.run(work()) == [alone[prompt] for prompt in PROMPTS for _ in SCHEDULES]
 
 
 def test_async_events_and_completion(engine, alone):
@@ -125,17 +103,6 @@ def test_what_has_come_meanwhile_comes_at_once(engine, alone):
     assert 1 <= len(bursts) <= 3 and all(bursts)
     tokens = [token for burst in bursts for event in burst for token in event.tokens]
     assert tuple(one.id for one in [token, *tokens]) == alone[PROMPTS[0]]
-
-
-def test_a_task_with_two_half_iterated_answers(engine, alone):
-    """Neither waits for the other's consumer."""
-
-    async def work():
-        first, second = (engine.agenerate(prompt, params(), "plain") for prompt in PROMPTS[:2])
-        pairs = [(await anext(first), await anext(second)) for _ in range(24)]
-        return [tuple(token.id for token in tokens) for tokens in zip(*pairs, strict=True)]
-
-    assert asyncio.run(work()) == [alone[prompt] for prompt in PROMPTS[:2]]
 
 
 @pytest.mark.parametrize("how", ["aclose", "cancel", "task", "dropped"])
@@ -208,15 +175,6 @@ def test_async_errors(engine, monkeypatch):
             await anext(generation)
 
     asyncio.run(work())
-
-
-def test_cancelled_before_it_begins(engine):
-    async def work():
-        generation = engine.agenerate(PROMPTS[0], params())
-        generation.cancel()
-        return await generation.run()
-
-    assert asyncio.run(work()).ids == ()
 
 
 # -- the cpu backend's own ----------------------------------------------------------------------------------------
@@ -406,16 +364,3 @@ def test_spare_memory(tmp_path):
     assert spare_memory(info, tmp_path) == 4000
     (tmp_path / "memory.max").write_text("max\n")
     assert spare_memory(info, tmp_path) == 64 * 1024
-
-
-def test_a_process_with_several_engines_can_fork(cpu):
-    """Each has reserved most of the machine's memory for many answers, and used little of it."""
-    most = int(spare_memory() * 0.9)
-    engines = [Engine(cpu.checkpoint, cpu.tokenizer, cpu.backend.beside(1), "cpu") for _ in range(3)]
-    for engine in engines:
-        engine.backend._kv_memory = most
-        assert engine.backend._answers.loop.capacity > 0
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    assert os.waitpid(child, 0) == (child, 0)

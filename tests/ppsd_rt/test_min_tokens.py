@@ -3,8 +3,7 @@
 import pytest
 from support import EOS, write_model
 
-from ppsd_rt import Engine, SamplingParams, UsageError
-from ppsd_rt.sampling.grammar import Grammar
+from ppsd_rt import Engine, SamplingParams
 
 SCHEDULES = ["plain", "eesd:siblings=0.0001", "elastic:lookup=1", "auto"]
 WILL_END = {"logit_bias": {EOS: 100.0}, "max_tokens": 30}  # as soon as it may
@@ -55,27 +54,3 @@ def test_stop_ids_and_stop_strings_wait_too(engine):
     completion = engine.generate("Once", later).run()
     assert len(completion.ids) > place + 1
     assert character in completion.text
-
-
-def test_a_stop_id_may_be_outside_the_vocabulary(engine):
-    params = SamplingParams(max_tokens=8, min_tokens=4, stop_token_ids=(2**31 - 1, 259), ignore_eos=True)
-    assert len(engine.generate("Once", params).run().ids) == 8
-
-
-def test_answers_among_others(engine):
-    params = SamplingParams(min_tokens=9, **WILL_END)
-    answers = [engine.generate([i, 7, 9], params, "eesd") for i in range(3)]
-    for answer in answers:
-        next(iter(answer))
-    assert [len(answer.run().ids) for answer in answers] == [10] * 3
-
-
-@pytest.mark.parametrize("options", [{"min_tokens": -1}, {"min_tokens": 9, "max_tokens": 8}, {"min_tokens": 1.5}])
-def test_what_is_refused(options):
-    with pytest.raises(UsageError, match="min_tokens"):
-        SamplingParams(**options)
-
-
-def test_a_grammar_says_itself_where_it_ends():
-    with pytest.raises(UsageError, match="min_tokens does not go with a grammar"):
-        SamplingParams(min_tokens=3, grammar=Grammar.json())

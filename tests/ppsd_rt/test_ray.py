@@ -6,7 +6,6 @@ import time
 from contextlib import suppress
 
 import pytest
-from support import write_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.extras import is_there
@@ -19,11 +18,6 @@ pytestmark = [
 PATIENCE = 900.0  # seconds; a guard, no test is about how soon
 PROMPTS = ["Once upon a time", "A list of planets:", "Dear sir", "The lighthouse"]
 ASKED = {"max_tokens": 300, "temperature": 0.9, "seed": 3, "presence_penalty": 0.5, "extra_body": {"ignore_eos": True}}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("ray") / "model", num_hidden_layers=4, max_position_embeddings=512)
 
 
 @pytest.fixture(scope="module")

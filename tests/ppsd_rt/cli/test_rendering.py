@@ -105,19 +105,3 @@ def test_what_was_held_back_follows_an_interruption():
     with pytest.raises(KeyboardInterrupt):
         show(Answer("one two three four five", fails_after=6), False, console)
     assert screen.getvalue().rstrip("\x1b[?25h\n").endswith("one two three four five")
-
-
-def test_without_colours_origins_differ_by_their_style():
-    from ppsd_rt.cli.origin_styles import STYLES, styles_of
-
-    def drawn(no_color):
-        console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", no_color=no_color)
-        for name, style in styles_of(console).items():
-            console.print(f"[{style}]x[/]" if style else "x", end="")
-            console.file.write(f" {name}\n")
-        return [line.partition(" ")[0] for line in console.file.getvalue().splitlines()]
-
-    for no_color in (False, True):
-        found = drawn(no_color)
-        assert len(set(found)) == len(found) == len(STYLES)
-    assert not any("\x1b[3" in line and "m" in line and "[31m" in line for line in drawn(True))

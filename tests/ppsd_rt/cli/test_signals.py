@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from support import write_model
 
 from ppsd_rt.cli import generate, signals
 from ppsd_rt.cli import main as cli
@@ -19,11 +18,6 @@ ENDING = {
     signal.SIGTERM: "interrupted by SIGTERM",
     signal.SIGHUP: "interrupted by SIGHUP",
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("signals") / "model")
 
 
 @pytest.fixture
@@ -69,14 +63,6 @@ def send_after(monkeypatch):
         monkeypatch.setattr(owner, name, counted)
 
     return send_after
-
-
-@pytest.mark.parametrize("number", ENDING)
-def test_an_answer_is_kept_as_far_as_it_went(run, send_after, number):
-    send_after(Generation, "_commit", 3, number)
-    status, out, _ = run("abc", "--raw", "--json", "-n", 9, "--schedule", "plain", "--dtype", "float32")
-    answer = json.loads(out)
-    assert (status, len(answer["ids"]), answer["finish_reason"]) == (128 + number, 2, "cancelled")
 
 
 @pytest.mark.parametrize("number", ENDING)
@@ -163,16 +149,6 @@ def test_a_signal_in_a_destructor_is_sent_again(listening, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         os.kill(*sent[0])
     assert signals.status() == 143
-
-
-def test_other_errors_in_destructors_are_told_as_ever(listening, capsys):
-    class Destroyed:
-        def __del__(self):
-            raise RuntimeError("told")
-
-    value = Destroyed()
-    del value
-    assert "RuntimeError: told" in capsys.readouterr().err
 
 
 def test_an_interruption_of_generated_code_does_not_kill_the_process_at_its_end(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from support import FAMILIES, tiny_head, tiny_model, write_model
 
-from ppsd_rt import Engine, PpsdError, SamplingParams, _native
+from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.distill.samplers import NativeSampler, TorchSampler
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.schedule import parse_schedule
@@ -117,16 +117,6 @@ def test_a_row_has_the_same_bits_alone_and_among_others(folder, dtype):
         assert np.array_equal(one.backend.logits(ids[:length])[-1], whole[length - 1]), length
 
 
-def test_the_torch_reference_agrees(folder):
-    ours, reference = load(folder), load(folder, backend="torch")
-    ids = ours.encode(PROMPT)
-    close(ours.backend.logits(ids, 60), reference.backend.logits(ids, 60), 1e-5)
-    params = SamplingParams(max_tokens=6, ignore_eos=True)
-    plain = reference.generate(ids, params, "plain").run().ids
-    assert reference.generate(ids, params, "elastic").run().ids == plain
-    assert ours.generate(ids, params, "eesd").run().ids == plain
-
-
 def test_texts_side_by_side_are_what_they_are_alone(folder):
     """A row of each in a pass, at positions of their own: what samples the text that heads are trained on."""
     engine, reference = load(folder), load(folder, backend="torch")
@@ -153,12 +143,6 @@ def test_a_head_with_layers_attends_as_the_last_layers_do(folder, family, tmp_pa
         completion = engine.generate(PROMPT, params, "eesd").run()
         assert completion.ids == engine.generate(PROMPT, params, "plain").run().ids
         assert completion.statistics.judged == completion.statistics.accepted > 0
-
-
-def test_heads_too_wide_for_a_norm_are_refused_by_name(tmp_path):
-    folder = write_model(tmp_path / "model", **{**FAMILIES["qwen3"], "head_dim": 272})
-    with pytest.raises(PpsdError, match="head_dim 272 is above 256, the most that norms of queries and keys take"):
-        load(folder)
 
 
 def test_a_window_that_nothing_leaves_changes_nothing(tmp_path):

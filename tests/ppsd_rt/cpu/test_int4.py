@@ -20,7 +20,7 @@ from gguf_support import (
 )
 from support import loud_head, tiny_model, write_model
 
-from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError, _native
+from ppsd_rt import Engine, PpsdError, SamplingParams, _native
 from ppsd_rt.cpu.formats import shape_of
 from ppsd_rt.cpu.importance import importance_for
 from ppsd_rt.cpu.tensors import packable
@@ -34,10 +34,6 @@ SHAPE = {"num_hidden_layers": 2, "tie_word_embeddings": False}
 
 def load(folder, dtype, threads=1, head="none", **options):
     return Engine.from_pretrained(folder, exit_head=head, backend="cpu", dtype=dtype, threads=threads, **options)
-
-
-def linears(model):
-    return [(name, p) for name, p in model.named_parameters() if "layers" in name and p.dim() == 2]
 
 
 def divergence(folder, dtype, against):
@@ -154,15 +150,6 @@ def test_sums_of_six_bits_never_run_over(tmp_path, isa, monkeypatch):
         np.testing.assert_allclose(load(path, "int8").backend.logits(ids, len(ids)), expected, rtol=1e-4, atol=1e-3)
 
 
-def test_six_bits_that_are_no_numbers_are_named(tmp_path):
-    damaged = own_bits(Kind.Q6_K, 256, 512)
-    damaged[255, -1] = 0x7C
-    state = tiny_state(tied=False, **WIDE)
-    raw = {"blk.1.ffn_down.weight": (damaged, Kind.Q6_K)}
-    with pytest.raises(PpsdError, match="as int8: layer 1: a weight is NaN or infinite"):
-        load(write_gguf(tmp_path / "model.gguf", state, metadata(**WIDE), raw=raw), "int8")
-
-
 @pytest.mark.parametrize(
     ("changes", "wide"),
     [
@@ -179,11 +166,10 @@ def test_six_bits_that_are_no_numbers_are_named(tmp_path):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("threads", [1, 3])
-def test_what_a_file_has_in_more_bits_is_int8(tmp_path, changes, wide, threads):
+def test_what_a_file_has_in_more_bits_is_int8(tmp_path, changes, wide):
     """Or six bits, where all of a matrix has them."""
     path = four_bit_model(tmp_path / "model.gguf", dict.fromkeys(MATRICES, Kind.Q4_0) | changes)
-    backend = load(path, "auto", threads).backend
+    backend = load(path, "auto").backend
     assert backend.dtype == "int4"
     rows, columns = WIDE["hidden"], WIDE["hidden"]
     sizes = {"q": rows, "k": rows // 2, "v": rows // 2, "o": rows, "gate": 512, "up": 512, "down": 512}
@@ -312,17 +298,6 @@ def test_importance_is_measured_once(tmp_path, cache, monkeypatch):
     assert np.array_equal(importance_for("int4", checkpoint, 1), first)
 
 
-def test_damaged_weights_are_named(tmp_path):
-    model = tiny_model()
-    model.model.layers[2].mlp.up_proj.weight[3, 3] = torch.nan
-    with pytest.raises(PpsdError, match="as int4: layer 2: a weight is NaN or infinite"):
-        load(write_model(tmp_path / "nan", model), "int4")
-    model = tiny_model()
-    model.model.layers[2].input_layernorm.weight.fill_(3e38)
-    with pytest.raises(PpsdError, match="as int4: layer 2: what goes into it is not a number"):
-        load(write_model(tmp_path / "huge", model), "int4")
-
-
 @pytest.mark.parametrize(
     "params", [SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=0.9, seed=4)]
 )
@@ -336,15 +311,3 @@ def test_drafts_in_int4_change_no_answer(tmp_path, params):
         answer = engine.generate([1, 2, 3], params, schedule).run()
         assert answer.ids == plain.ids
     assert load(folder, "int4", 1).generate([1, 2, 3], params, "plain").run().ids == plain.ids
-
-
-def test_int4_takes_less(tmp_path):
-    folder = write_model(tmp_path / "model", **SHAPE)
-    size = {dtype: load(folder, dtype).backend.bytes_per_token(0) for dtype in ("int8", "int4")}
-    assert size["int4"] < size["int8"]
-
-
-def test_other_backends_refuse(tmp_path):
-    folder = write_model(tmp_path / "model")
-    with pytest.raises(UsageError, match="dtype 'int4' is unknown"):
-        Engine.from_pretrained(folder, backend="torch", dtype="int4")

@@ -126,11 +126,6 @@ def test_thread_counts_give_equal_bits(folders, dtype, threads):
         assert np.array_equal(load(folders[shape], dtype, threads).logits(IDS, 20), one)
 
 
-def test_an_unknown_instruction_set_is_refused(folders, monkeypatch):
-    with pytest.raises(Exception, match="PPSD_ISA"):
-        load(folders["grouped"], "int8", isa="mmx", monkeypatch=monkeypatch)
-
-
 @pytest.mark.slow
 def test_no_code_for_one_machine_reaches_others(tmp_path):
     """A function that the linker shares among files must not be compiled in a file for one instruction set: it might

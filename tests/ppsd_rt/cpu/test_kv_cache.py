@@ -1,14 +1,11 @@
 """An int8 KV cache: near its formula, chosen where it fits, refused where it does not."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from support import write_model
 
 from ppsd_rt import Engine, _native
-from ppsd_rt.cli.main import main
 from ppsd_rt.cpu.formats import kv_format
 from ppsd_rt.errors import UsageError
 from ppsd_rt.models.checkpoint import Checkpoint
@@ -110,15 +107,6 @@ def test_the_cache_takes_the_format_of_the_model():
     assert kv_format("int8", 64, "bfloat16") == "bfloat16"
 
 
-def test_an_engine_says_what_its_cache_is(tmp_path):
-    folder = write_model(tmp_path / "model", head_dim=32)
-    default, wide = (Engine.from_pretrained(folder, dtype="int8", kv_dtype=kv).backend for kv in ("auto", "bfloat16"))
-    assert (default.kv_dtype, wide.kv_dtype) == ("int8", "bfloat16")
-    assert default.facts()["kv_dtype"] == "int8"
-    rows = 2 * 4 * 2 * 32  # of keys and values: layers, heads, channels
-    assert wide.bytes_per_token(100) - default.bytes_per_token(100) == pytest.approx(100 * rows * (2 - 1.125))
-
-
 def test_bad_kv_dtypes_are_refused(tmp_path):
     narrow = write_model(tmp_path / "narrow", head_dim=16)
     with pytest.raises(UsageError, match="kv_dtype 'int3' is unknown"):
@@ -127,23 +115,3 @@ def test_bad_kv_dtypes_are_refused(tmp_path):
         Engine.from_pretrained(narrow, kv_dtype="int8")
     with pytest.raises(UsageError, match="kv_dtype needs --backend cpu"):
         Engine.from_pretrained(narrow, backend="torch", kv_dtype="int8")
-
-
-def test_a_user_chooses_the_cache(tmp_path, capsys):
-    """On the command line: answers, benchmarks and quality say what they were given."""
-    folder = str(write_model(tmp_path / "wide", head_dim=32))
-    model = ["-m", folder, "--exit-head", "norm:2"]
-    assert main(["info", *model, "--dtype", "int8", "--kv-dtype", "float32", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["backend"]["kv_dtype"] == "float32"
-    formats = ["--dtype", "int8", "--kv-dtype", "auto,bfloat16", "-o", "json"]
-    lengths = ["-n", "8", "-p", "8", "-r", "1"]
-    assert main(["lab", "bench", "generate", *model, *formats, *lengths, "--schedule", "eesd"]) == 0
-    results = json.loads(capsys.readouterr().out)["results"]
-    assert [row["kv_dtype"] for row in results] == ["int8", "int8", "bfloat16", "bfloat16"]
-    assert main(["lab", "eval", "-m", folder, *formats, "--window", "32"]) == 0
-    right, *found = json.loads(capsys.readouterr().out)["results"]
-    assert right["kv_dtype"] == "float32"
-    assert [row["kv_dtype"] for row in found] == ["int8", "bfloat16"]
-    assert found[0]["divergence"] > found[1]["divergence"] > 0
-    assert main(["generate", *model, "--raw", "--backend", "torch", "--kv-dtype", "int8", "hello"]) == 2
-    assert "kv_dtype needs --backend cpu" in capsys.readouterr().err

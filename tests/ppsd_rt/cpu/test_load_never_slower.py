@@ -6,7 +6,6 @@ The world below stands in for csrc/decoding/loop.cpp: prompts are read a few row
 import random
 
 import pytest
-from support import slow
 
 from ppsd_rt._native import testing
 
@@ -114,8 +113,8 @@ def ratio(table, tokens, acceptance, **more):
     return plain * len(draws) / sum(draws)
 
 
-@pytest.mark.parametrize("slower", [slow(1.0), 1.5])
-@pytest.mark.parametrize("count", [1, 4, slow(8), 16])
+@pytest.mark.parametrize("slower", [1.5])
+@pytest.mark.parametrize("count", [1, 4, 16])
 @pytest.mark.parametrize("cpu", PASSES)
 def test_drafts_lose_nothing(cpu, count, slower):
     """Answers of 20 to 130 tokens that begin together. A draft that delays the prompts of the others delays them all:

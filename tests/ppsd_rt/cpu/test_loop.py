@@ -345,18 +345,6 @@ def test_a_long_prompt_does_not_stop_the_others(engine):
     assert 1 < rounds <= rows // 16 + 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "loops"), [("int8", 4), ("int4", 3), ("bfloat16", 3), ("float32", 3)])
-def test_thousands(folder, dtype, loops):
-    """A cache of seven blocks, two threads, up to twelve at once."""
-    engine, generator = load(folder, dtype, threads=2), random.Random(7)
-    for _ in range(loops):
-        loop = loop_of(engine, blocks=generator.choice([7, 9, 20]), most_answers=12, prompt_rows=4, threads=2)
-        requests = random_requests(generator, 100, heads(generator), 400, lengths=(1, 3, 20, 60, 150, 200))
-        play(loop, engine, requests)
-        check(engine, requests)
-
-
 def test_kept_hidden_states_go_with_shared_blocks(engine):
     """After layers 0, 2 and 4, of all rows: also of shared ones, of those computed again, and of a cancelled text."""
 

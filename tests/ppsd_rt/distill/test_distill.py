@@ -3,8 +3,6 @@
 import itertools
 import json
 import random
-import re
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,25 +11,22 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import EOS, FAMILIES, TEMPLATE, VOCAB, slow, tiny_model, write_model
+from support import EOS, FAMILIES, TEMPLATE, VOCAB, slow, tiny_model
 
-from ppsd_rt.cli.main import main
-from ppsd_rt.cli.parser import parse
 from ppsd_rt.cpu.backend import CpuBackend
-from ppsd_rt.distill import rate, shards
 from ppsd_rt.distill import run as distillation
+from ppsd_rt.distill import shards
 from ppsd_rt.distill.deduplication import Deduplication
-from ppsd_rt.distill.forecast import ANSWERED, Forecast
-from ppsd_rt.distill.mix import PLAIN, Recent, mix_of
+from ppsd_rt.distill.mix import mix_of
 from ppsd_rt.distill.prompts import FAMILY, prompts_of
 from ppsd_rt.distill.run import Distillation, Settings
-from ppsd_rt.distill.samplers import NativeSampler, TorchSampler, slots_within
+from ppsd_rt.distill.samplers import NativeSampler, TorchSampler
 from ppsd_rt.distill.self_text import MAX_ANSWER, SelfText
 from ppsd_rt.distill.successors import count_successors, foreseen
 from ppsd_rt.distill.train import Trainer, TrainSettings, batches
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
-from ppsd_rt.models.checkpoint import Checkpoint, save
+from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadFile, HeadInfo
 from ppsd_rt.models.llama import LlamaForCausalLM, causal_attention
@@ -40,11 +35,6 @@ from ppsd_rt.models.tokenizer import load_tokenizer
 from ppsd_rt.sampling.params import SamplingParams
 
 STEPS = 250  # long enough for conversations to end inside a shard
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("distill") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -151,40 +141,6 @@ def prompts(tokenizer, count, **changes):
     return prompts_of(given, tokenizer, **{**options, "tell": lambda text: None, **changes})
 
 
-def test_prompts_come_in_whole_passes(tokenizer):
-    given = prompts(tokenizer, 50)
-    assert len(given.held_out) == 5 and len({*given.learned, *given.held_out}) == 50
-    assert [*given.of_shard(0, 16, random.Random(0))] == [(ids, True) for ids in given.held_out]
-    first = []
-    for number in range(1, 5):
-        drawn = list(itertools.islice(given.of_shard(number, 16, random.Random(number)), 120))
-        own = [ids for ids, new in drawn if new]
-        again = [ids for ids, new in drawn if not new]
-        assert [new for _, new in drawn] == sorted((new for _, new in drawn), reverse=True)
-        assert set(again[:45]) == set(again[45:90]) == set(given.learned)
-        first += own
-    assert first == list(given.learned), "each once, over all shards"
-
-
-def test_prompts_that_cannot_be_used_are_told(tokenizer):
-    said = []
-    given = [[{"role": "user", "content": text}] for text in ("a", "b", "a", "x" * 500, "c", "d")]
-    options = {"share": 1.0, "longest": 200, "seed": 1, "tell": said.append}
-    kept = prompts_of(
-        given, tokenizer, lambda texts: [tokenizer.decode(ids).count("d\n") > 0 for ids in texts], **options
-    )
-    assert len(kept.learned) == 2 and len(kept.held_out) == 1
-    left_out = "1 longer than 200 tokens, 1 like prompts of --judged-by, 1 doubles"
-    assert said == [f"of 6 prompts 3 are used; left out: {left_out}"]
-    with pytest.raises(UsageError, match="two prompts at the least, one of them to judge by; 0 can be used"):
-        prompts(tokenizer, 9, leaking=lambda texts: [True] * len(texts))
-    for share in (0, 1.5, float("nan")):
-        with pytest.raises(UsageError, match="--prompts-share must be above 0"):
-            prompts(tokenizer, 9, share=share)
-    with pytest.raises(UsageError, match="prompt 2 of --prompts is empty"):
-        prompts_of([given[0], [{"role": "user", "content": " "}]], tokenizer, None, 1.0, 200, 1, print)
-
-
 def test_prompts_are_answered_greedily_once(folder, mix, tokenizer):
     given = prompts(tokenizer, 8, share=0.7)
     sampler = NativeSampler(CpuBackend(Checkpoint(folder), "float32", "cpu", 1), 12, capacity(mix), (), mix.end_ids)
@@ -195,47 +151,6 @@ def test_prompts_are_answered_greedily_once(folder, mix, tokenizer):
     greedy = [c.beginning.ids for c in answered if c.temperature == 0]
     assert len(greedy) == len(set(greedy))
     assert all(c.answer == len(c.beginning.ids) for c in answered)
-
-
-def test_requests_are_about_what_was_said(tokenizer, mix):
-    """Passages are whole sentences of answers; the next turn follows a whole conversation."""
-    answer = "One two three, and four and five and so on. Six! And then it was"
-    asked = [*mix.openings[0], *tokenizer.encode("Tell me", add_special_tokens=False), *mix.between]
-    recent, source, seen = Recent(), random.Random(1), {}
-    assert all(mix.draw(source, recent).family in mix.names for _ in range(99))
-    for family in mix.names:
-        recent.add(family, [*asked, *tokenizer.encode(answer, add_special_tokens=False), EOS], len(asked))
-    for _ in range(3000):
-        beginning = mix.draw(source, recent)
-        seen.setdefault(beginning.family, []).append(tokenizer.decode(beginning.ids, skip_special_tokens=False))
-        assert len(beginning.ids) + beginning.most_question + len(mix.between) <= mix.longest
-    about = {family.name: family for family in mix.families if family.about}
-    for name, family in about.items():
-        for text in seen[name]:
-            if family.goes_on:
-                turn = "<|im_end|>\n<|im_start|>user\n"
-                assert text.startswith("<|im_start|>user\nTell me<|im_end|>\n<|im_start|>assistant\n" + answer + turn)
-            else:
-                assert answer[: answer.index("!") + 1] in text and "And then" not in text
-            assert text.endswith("<|im_start|>assistant\n") == (family.most_question == 0)
-    few = mix.within(mix.longest - 1)
-    assert len(few.families) < len(mix.families) and few.longest < mix.longest
-    assert [f.name for f in mix.within(9).families] == [f.name for f in mix.families if not f.about]
-
-
-@torch.no_grad()
-def test_greedy_answers_are_what_the_model_says(model, generated):
-    """Recomputed in one ordinary pass: slots, shared beginnings and per-slot positions leave no trace."""
-    rope, checked = Rope(model.config, 1024), 0
-    for conversation in generated.finished:
-        if conversation.temperature == 0:
-            hidden, _ = model.forward_batch(torch.tensor([conversation.ids]), rope)
-            logits = model.lm_head(hidden)[0, conversation.answer - 1 : -1]
-            true = torch.tensor(conversation.ids[conversation.answer :])
-            best = logits.max(-1).values
-            assert (logits.gather(1, true[:, None])[:, 0] >= best - 1e-3).all()  # equal but for rounding
-            checked += len(true)
-    assert checked > 200
 
 
 @torch.no_grad()
@@ -266,39 +181,11 @@ def test_torch_writes_what_the_model_says_in_every_family(family, fused):
         assert (true >= logits.max(-1).values - 1e-3).all(), "equal but for rounding"
 
 
-def test_a_sampler_that_is_stopped_gives_what_there_is(model):
-    sampler = TorchSampler(model, 2, 100, 1, ())
-    begun = sampler.write([1, 2, 3], 1.0, 0, 90)
-    sampler.step()
-    late = sampler.write([4], 1.0, 0, 90)
-    sampler.stop()
-    assert begun.over and len(begun.written) == sampler.stride
-    assert late.written == []
-    again = TorchSampler(model, 2, 100, 1, ())
-    same = again.write([1, 2, 3], 1.0, 0, 90)
-    again.step()
-    again.stop()
-    assert same.written == begun.written, "the same seed, the same text"
-
-
-def test_as_many_slots_as_memory_holds(model):
-    """What a sampler holds is within what is counted for it, and no slot more fits."""
-    passing = -slots_within(0, model, 100)
-    cache = TorchSampler(model, 1, 100, 0, ()).keys.nbytes * 2
-    assert slots_within(1e9, model, 100) * cache < 1e9
-    assert slots_within(2e9, model, 100) - slots_within(1e9, model, 100) <= 1e9 / cache
-    assert passing > 0
-
-
-@pytest.mark.parametrize("native", [slow(False), True])
-def test_sampled_answers_follow_their_temperature(folder, model, tokenizer, native):
+def test_sampled_answers_follow_their_temperature(folder, model, tokenizer):
     """Mean log-probability of warm answers, against its expectation: the model's entropy at that temperature."""
     mix = mix_of(tokenizer, frozenset({EOS}))
-    if native:
-        backend = CpuBackend(Checkpoint(folder), "float32", "cpu", 1)
-        sampler = NativeSampler(backend, 24, capacity(mix), (), mix.end_ids)
-    else:
-        sampler = TorchSampler(model, 24, capacity(mix), 8, mix.end_ids)
+    backend = CpuBackend(Checkpoint(folder), "float32", "cpu", 1)
+    sampler = NativeSampler(backend, 24, capacity(mix), (), mix.end_ids)
     generated = written(SelfText(sampler, mix, seed=8), 600)
     rope = Rope(model.config, 1024)
     for temperature in (0.4, 1.0):
@@ -315,17 +202,6 @@ def test_sampled_answers_follow_their_temperature(folder, model, tokenizer, nati
                 count += len(true)
         assert count > 500
         assert got / count == pytest.approx(expected / count, abs=0.15)
-
-
-def test_a_base_model_simply_writes(tmp_path):
-    folder = write_model(tmp_path / "base")
-    (folder / "tokenizer_config.json").write_text('{"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}')
-    mix = mix_of(load_tokenizer(folder), frozenset({EOS}))
-    assert [family.name for family in mix.families] == [PLAIN]
-    assert ((VOCAB - 2,), ()) in mix.families[0].starters  # an empty one begins with the beginning-of-sequence id
-    sampler = NativeSampler(CpuBackend(Checkpoint(folder), "float32", "cpu", 1), 4, capacity(mix), (), mix.end_ids)
-    generated = written(SelfText(sampler, mix, seed=0), 300)
-    assert all(c.answer == len(c.beginning.ids) for c in generated.finished)
 
 
 def test_a_context_that_is_too_short_is_refused(mix):
@@ -481,25 +357,6 @@ def test_heads_of_one_run_are_those_of_runs_of_their_own(model, generated):
             assert torch.equal(parameter, head.get_parameter(name))
 
 
-def test_counting_alone_takes_no_training(job, tmp_path):
-    work = job("work", kinds=("ngram",))
-    assert work.forecast().step_seconds == 0
-    play(work.sample())
-    assert list(work.train()) == []
-    assert not shards.states_path(work.folder, 1).exists()
-    (path,) = work.save(lambda head, size: tmp_path / f"{head.kind}.safetensors")
-    file = HeadFile.load(path, work.checkpoint)
-    assert not file.drafts
-    assert file.info.acceptance["held_out_greedy"] == pytest.approx(work.foreseen, abs=1e-4)
-    engine = Engine.from_pretrained(work.checkpoint.folder, exit_head=path, backend="cpu", dtype="float32")
-    assert engine.head is None
-    ids = shards.read_shard(work.folder, 1)[0].ids.tolist()[:9]
-    sampling = SamplingParams(max_tokens=40, ignore_eos=True)
-    answers = {name: engine.generate(ids, sampling, name).run() for name in ("plain", "auto:lookup=0")}
-    assert answers["auto:lookup=0"].ids == answers["plain"].ids
-    assert answers["auto:lookup=0"].statistics.copied_judged > 0
-
-
 def test_what_follows_most_often_is_counted():
     texts = [shards.Text(torch.tensor(ids), 1, True) for ids in ([1, 2, 3, 1, 2, 3], [1, 2, 4], [7, 7, 7])]
     counted = count_successors(texts).tolist()
@@ -510,21 +367,6 @@ def test_what_follows_most_often_is_counted():
     assert all(row[:2] != [7, 7] for row in counted), "once is no habit"
     assert foreseen(np.array([[-1, 2, 4, 1]]), [texts[1]]) == 0.5
     assert foreseen(np.zeros((0, 4)), []) is None
-
-
-@pytest.mark.slow
-def test_training_goes_on_from_a_head(job, tmp_path):
-    first = job("first", kinds=("layer",), exit_layers=(2,))
-    play(first.sample())
-    play(first.train())
-    (path,) = first.save(lambda head, size: tmp_path / "head.safetensors")
-    second = job("second", kinds=("feedback",), exit_layers=(2,), text=first.folder, begin=path)
-    play(second.sample())
-    play(second.train())
-    held_out = shards.read_shard(first.folder, 0)
-    (before,) = Trainer(second.model, second._fresh_heads(), [], second.settings.train, 1).accept(held_out)
-    assert before == pytest.approx(first.acceptance[0], abs=0.01)  # the file is in int8
-    assert second.acceptance[0][0] > before[0]
 
 
 @pytest.mark.slow
@@ -550,39 +392,6 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(job, monkeypatch):
         assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
-@pytest.mark.slow
-def test_a_rate_that_teaches_nothing_is_lowered(job, monkeypatch):
-    """Also where the run is cut off on the way."""
-    monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(rate, "TRIAL", 6)
-    monkeypatch.setattr(rate, "TRIAL_TOKENS", 0)
-    monkeypatch.setattr(rate, "LOWER", 1000.0)
-    options = {"kinds": ("layer",), "exit_layers": (2,)}
-    work, said = job("work", **options, rate=5.0), []
-    work.tell = said.append
-    play(work.sample())
-    play(work.train())
-    assert len(said) == 1
-    assert "a learning rate of 5 teaches nothing: after 6 steps the loss is " in said[0]
-    assert said[0].endswith("training begins anew with 0.005")
-    assert [trial.learns for trial in work.trials] == [False, True]
-    assert work.trainer.rate == 0.005
-
-    play(job("cut", text=work.folder, **options, rate=5.0).train(), count=8)
-    again = job("cut", text=work.folder, **options, rate=5.0, resume=True)
-    play(again.train())
-    for a, b in zip(work.trainer.heads[0].parameters(), again.trainer.heads[0].parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_a_short_run_that_has_learned_nothing_says_so(job):
-    work, said = job("work", kinds=("layer",), exit_layers=(2,), rate=5.0, tokens=4800), []
-    work.tell = said.append
-    play(work.sample())
-    play(work.train())
-    assert [text.partition(":")[0] for text in said] == ["these heads have learned nothing"]
-
-
 def test_damaged_files_say_what_to_delete(job, monkeypatch):
     monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
     work = job("work")
@@ -604,38 +413,6 @@ def test_damaged_files_say_what_to_delete(job, monkeypatch):
         path.write_bytes(whole)
     again = job("work", resume=True)
     assert play(again.train(), count=1).done == 3  # nothing that was not damaged is lost
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("lengths", [[3, 2]]),
-        ("lengths", [3.0, 2.0]),
-        ("lengths", [6, -1]),
-        ("lengths", [3, 1]),
-        ("answers", [1, 9]),
-        ("answers", [1]),
-        ("ids", [1, 2, 3, 4, -5]),
-        ("states", [[0.0]] * 5),  # of another type
-        ("states", [0] * 5),
-        ("states", [[0]] * 4),
-    ],
-)
-def test_a_shard_that_does_not_fit_together_is_damaged(tmp_path, name, value):
-    def write(**changes):
-        lists = {"ids": [1, 2, 3, 4, 5], "lengths": [3, 2], "answers": [1, 0], "greedy": [1, 0], "families": [0, 0]}
-        lists = {**lists, "states": [[0]] * 5, **changes}
-        arrays = {key: np.array(values) for key, values in lists.items()}
-        arrays = {key: a.astype(np.float32 if a.dtype.kind == "f" else np.int32) for key, a in arrays.items()}
-        states = arrays.pop("states")
-        save(shards.states_path(tmp_path, 0), {"2": states if states.dtype.kind == "f" else states.astype("u2")}, {})
-        save(shards.shard_path(tmp_path, 0), arrays, {})
-
-    write()
-    assert [text.ids.tolist() for text in shards.read_shard(tmp_path, 0)] == [[1, 2, 3], [4, 5]]
-    write(**{name: value})
-    with pytest.raises(PpsdError, match="are damaged: delete text-00000.safetensors"):
-        shards.read_shard(tmp_path, 0)
 
 
 def test_a_head_is_written_where_no_held_out_answer_is_greedy(job, tmp_path, monkeypatch):
@@ -683,168 +460,6 @@ def command(folder, tmp_path, threads):
     return ["distill", *map(str, options), "--draft-vocabulary", "64", "--epochs", "1"]
 
 
-def test_what_is_trained_where_nothing_is_said(folder, tmp_path, monkeypatch):
-    """What docs/guide/exit-heads.md finds best: feedback, after a tenth of the layers, 4096 draft ids."""
-
-    def refuse(checkpoint, model, tokenizer, settings, *rest):
-        nonlocal wanted
-        wanted = settings
-        raise PpsdError("enough")
-
-    wanted = None
-    monkeypatch.setattr(distillation, "Distillation", refuse)
-    assert main(["distill", "-m", str(folder), "--out", str(tmp_path / "head.safetensors"), "--threads", "1"]) == 1
-    assert (wanted.kinds, wanted.exit_layers) == (("feedback",), (1,))
-    assert parse(["distill", "--out", "head.safetensors"]).draft_vocabulary == "4096"
-    layers = [distillation.default_exit_layer(layers) for layers in (2, 12, 16, 28, 30, 32, 80)]
-    assert layers == [1, 1, 2, 3, 3, 3, 8]
-
-
-def check_heads(folder, tmp_path, told):
-    """What the command told of them, and that they are fit for their model."""
-    for kind in ("adapter", "feedback"):
-        assert re.search(rf"{kind} after layer 2, held-out acceptance 0\.\d+", told)
-        head = HeadFile.load(tmp_path / f"head-{kind}.safetensors", Checkpoint(folder))
-        assert (head.info.kind, head.info.recipe["kinds"]) == (kind, ["adapter", "feedback"])
-
-
-def test_the_command(folder, tmp_path, capsys):
-    assert main(command(folder, tmp_path, threads=1)) == 0
-    said = capsys.readouterr()
-    check_heads(folder, tmp_path, said.out)
-    assert "held-out prompts" not in said.out
-    assert re.search(r"sampling 32,768 tokens takes about .+ on this machine, training 3 steps about .+;", said.err)
-    assert said.out.count("plain decoding on this machine") + said.out.count("no use on this machine") == 2
-
-
-def test_a_head_for_prompts_of_ones_own(folder, tmp_path, capsys):
-    """It goes on from a head, and says how right both are on prompts that are held out; judged ones are left out."""
-    mine, judged, out = (tmp_path / name for name in ("mine.jsonl", "judged.txt", "again.safetensors"))
-    given = [f"What is number {number} good for?" for number in range(30)]
-    mine.write_text("".join(json.dumps({"messages": [{"role": "user", "content": text}]}) + "\n" for text in given))
-    judged.write_text("number 7 good\n")
-    options = ["distill", "-m", folder, "--dtype", "float32", "--threads", 1, "--tokens", 16000, "--slots", 16]
-    options = [*map(str, options), "--draft-vocabulary", "64", "--epochs", "1"]
-    first = ExitHead.from_model(
-        tiny_model(), HeadInfo("layer", 2, "model", Checkpoint(folder).hash), [*range(0, VOCAB, 4)]
-    )
-    first.save(tmp_path / "first.safetensors")
-    begin = ["--begin", str(tmp_path / "first.safetensors"), "--kind", "layer", "--judged-by", str(judged)]
-    assert main([*options, *begin, "--prompts", str(mine), "--prompts-share", "0.6", "--out", str(out)]) == 0
-    said = capsys.readouterr()
-    assert "of 30 prompts 29 are used; left out: 1 like prompts of --judged-by" in said.err
-    told = re.search(
-        r"on 2 held-out prompts acceptance (0\.\d+) before \(.*first.safetensors\), (0\.\d+) now", said.out
-    )
-    head = HeadFile.load(out, Checkpoint(folder))
-    assert head.info.acceptance["held_out_prompts"] == pytest.approx(float(told[2]), abs=6e-4)
-    assert head.info.recipe["prompts_share"] == 0.6
-    tokenizer = load_tokenizer(folder)
-    asked = [
-        {found for text in shards.read_shard(tmp_path / "again-work", number) for found in prompts_in(tokenizer, text)}
-        for number in (0, 1)
-    ]
-    assert len(asked[0]) == 2 and len(asked[1]) == 27 and not asked[0] & asked[1]
-    assert "7" not in asked[0] | asked[1]
-    assert (
-        main([*options, *begin, "--prompts", str(mine), "--prompts-share", "0.5", "--out", str(out), "--resume"]) == 1
-    )
-    assert "was begun with prompts_share = 0.6" in capsys.readouterr().err
-
-
-def prompts_in(tokenizer, text):
-    return re.findall(
-        r"^<\|im_start\|>user\nWhat is number (\d+) good for",
-        tokenizer.decode(text.ids.tolist(), skip_special_tokens=False),
-    )
-
-
-def test_tokens_that_are_rounded_are_told_before_it_starts(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Distillation, "forecast", lambda job: Forecast(16 * 1024, 1.0, TrainSettings()))
-    monkeypatch.setattr(Distillation, "sample", lambda job: iter(()))
-    monkeypatch.setattr(Distillation, "train", lambda job: (_ for _ in ()).throw(PpsdError("enough")))
-    begin = ["distill", "-m", str(folder), "--dtype", "float32", "--threads", "1", "--slots", "16", "--tokens"]
-    for number, (tokens, said) in enumerate({"3000": True, "16384": False}.items()):
-        assert main([*begin, tokens, "--out", str(tmp_path / f"head{number}.safetensors")]) == 1
-        assert (
-            "--tokens 3,000 becomes 16,384: shards of 16,384 (1024 in each of 16 slots" in capsys.readouterr().err
-        ) == said
-
-
-def test_a_run_of_so_many_hours(folder, tmp_path, monkeypatch, capsys):
-    """A second for a shard and a second for its three epochs: two hours are 3599 shards, and one held out."""
-    monkeypatch.setattr(
-        Distillation, "forecast", lambda job: Forecast(16 * 1024, 4096 / (3 * ANSWERED * 16 * 1024), TrainSettings())
-    )
-    planned = []
-
-    def stop(job):
-        planned.append(job.settings.tokens)
-        raise PpsdError("enough")
-
-    monkeypatch.setattr(Distillation, "sample", stop)
-    options = ["--out", str(tmp_path / "head.safetensors"), "--dtype", "float32", "--threads", "1", "--slots", "16"]
-    begin = ["distill", "-m", str(folder), *options]
-    assert main([*begin, "--hours", "2"]) == 1
-    assert main([*begin, "--hours", "2", "--resume"]) == 1
-    monkeypatch.setattr(Distillation, "forecast", lambda job: pytest.fail("measured before it refuses"))
-    assert main([*begin, "--hours", "2"]) == 1
-    assert "holds an earlier run: add --resume" in capsys.readouterr().err
-    assert planned == [3599 * 16 * 1024] * 2  # the first shard is held out
-
-
-def test_a_short_run_has_smaller_shards(folder, tmp_path, monkeypatch):
-    """Of 64 slots a shard would take 8 seconds, and the held-out one 4; of 32 it is 4 and 2."""
-    forecast = Forecast(16 * 1024, 4096 / (3 * ANSWERED * 16 * 1024), TrainSettings())
-    monkeypatch.setattr(Distillation, "forecast", lambda job: forecast)
-    planned = []
-
-    def stop(job):
-        planned.append((job.settings.slots, job.settings.tokens))
-        raise PpsdError("enough")
-
-    monkeypatch.setattr(Distillation, "sample", stop)
-    options = ["--out", str(tmp_path / "head.safetensors"), "--dtype", "float32", "--threads", "1"]
-    begin = ["distill", "-m", str(folder), *options, "--hours", str(7 / 3600)]
-    assert main(begin) == 1
-    assert main([*begin, "--resume"]) == 1
-    assert planned == [(32, 32 * 1024)] * 2
-
-
-@pytest.mark.parametrize(
-    ("there", "words"),
-    [
-        (1, "sampling 32,768 tokens takes about 2 s on this machine, training"),
-        (3, "all of its text has been sampled, training"),
-    ],
-)
-def test_text_that_is_there_is_not_foreseen(folder, tmp_path, monkeypatch, capsys, there, words):
-    """Two shards and one held out, of which an earlier run has left some."""
-    monkeypatch.setattr(Distillation, "forecast", lambda job: Forecast(16 * 1024, 1.0, TrainSettings()))
-    monkeypatch.setattr(Distillation, "prepare", lambda job, resume: (_ for _ in ()).throw(PpsdError("enough")))
-    for number in range(there):
-        shards.shard_path(tmp_path, number).touch()
-    options = ["--out", str(tmp_path / "head.safetensors"), "--dtype", "float32", "--threads", "1", "--slots", "16"]
-    assert main(["distill", "-m", str(folder), *options, "--text", str(tmp_path), "--tokens", "32768"]) == 1
-    assert words in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--hours", "1e-9"], "--hours 1e-09 is too short: the least that can be done takes about "),
-        (["--hours", "0"], "--hours must be above 0, not 0.0"),
-        (["--hours", "nan"], "--hours must be above 0, not nan"),
-        (["--hours", "1", "--tokens", "9"], "--tokens and --hours exclude each other"),
-    ],
-)
-def test_hours_that_make_no_sense(folder, tmp_path, capsys, monkeypatch, options, words):
-    monkeypatch.setattr(Distillation, "forecast", lambda job: Forecast(1e6, 1.0, TrainSettings()))
-    begin = ["distill", "-m", str(folder), "--out", str(tmp_path / "head.safetensors"), "--threads", "1"]
-    assert main([*begin, *options]) == 2
-    assert words in capsys.readouterr().err
-
-
 # `ppsd-run` with several processes that sample; once they do, it says so and goes no further.
 HELD = """
 import signal, sys
@@ -876,18 +491,3 @@ def test_no_process_outlives_a_run_that_is_killed(folder, tmp_path):
     with sampling(folder, tmp_path) as process:
         process.kill()
         process.communicate()  # ends once the last of those that have its outputs has ended
-
-
-@pytest.mark.slow
-def test_the_command_survives_an_interruption(folder, tmp_path):
-    """Ctrl-C while two processes sample; --resume; the heads that come out are fit for their model."""
-    with sampling(folder, tmp_path) as process:
-        process.send_signal(signal.SIGINT)
-        errors = process.communicate()[1]
-        assert process.returncode == 130
-    assert "--resume goes on from" in errors
-    assert "Traceback" not in errors
-    program = [sys.executable, "-m", "ppsd_rt", *command(folder, tmp_path, threads=2), "--resume"]
-    done = subprocess.run(program, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    check_heads(folder, tmp_path, done.stdout)

@@ -1,17 +1,11 @@
 """What was measured and kept: a damaged file of it means measuring again and writing it anew, without a word."""
 
-import copy
-import io
 import json
 import os
-import pickle
-import zipfile
 
-import numpy as np
 import pytest
 
 from ppsd_rt._native import Costs, StageCosts
-from ppsd_rt.cpu import importance
 from ppsd_rt.files import cache as cache_file
 from ppsd_rt.pipeline.schedule import MAX_ROWS
 from ppsd_rt.planning import planner
@@ -20,8 +14,6 @@ NOW = 1_000_000.0
 STAGES = StageCosts(0.1, 0.2, tuple(1.0 + 0.1 * rows for rows in range(MAX_ROWS)), 0.25, 1.1, 1e-6)
 COSTS = Costs(STAGES, STAGES)
 MEASURED = COSTS.replace(turns=STAGES.replace(plain=1.2))
-NESTED = b"[" * 100_000
-IMPOSSIBLE = [-1.0, float("nan"), float("inf"), 1e300, 10**400, "1", None, True, [], {}]
 
 
 def entry(costs, at):
@@ -50,36 +42,8 @@ NO_JSON = {
     "empty": b"",
     "zeros": bytes(4096),
     "bytes": bytes(range(128, 256)),
-    "utf-16": json.dumps([{"costs": 1}]).encode("utf-16"),
-    "nested": NESTED,
-    "nested objects": b'{"a":' * 100_000,
-    "digits": b"[" + b"9" * 5000 + b"]",
     "cut": json.dumps([entry(COSTS, NOW)]).encode()[:-100],
 }
-
-
-def places(value, path=()):
-    """The path to everything in nested dicts; of lists, the first and the last."""
-    yield path
-    if isinstance(value, dict):
-        for name in value:
-            yield from places(value[name], (*path, name))
-    elif isinstance(value, list | tuple):
-        for at in (0, -1):
-            yield from places(value[at], (*path, at))
-
-
-def changed(entry, path, value=None):
-    """A copy with another value there; without a value: with nothing there."""
-    entry = copy.deepcopy(entry)
-    parent = entry
-    for step in path[:-1]:
-        parent = parent[step]
-    if value is None:
-        del parent[path[-1]]
-    else:
-        parent[path[-1]] = value
-    return entry
 
 
 def good_entry():
@@ -114,26 +78,6 @@ def test_calibrations_that_cannot_be_read(tmp_path, clock, damage):
     assert [child.name for child in tmp_path.iterdir() if child.name != "nowhere"] == ["costs"]
 
 
-def test_calibrations_that_no_run_has_written(tmp_path, clock):
-    path, good = tmp_path / "costs", good_entry()
-    files = [0, "", "x", None, True, {}, {"costs": 1}, good, [good] * 12, [[]], [[good]], [good, None], [None, good]]
-    for place in list(places(good))[1:]:
-        files.append([good, changed(good, place)])  # missing, or a shorter list
-        values = [value for value in IMPOSSIBLE if value is not None]
-        if place[-1] == "crowded":
-            values.remove(True)
-        files += [[changed(good, place, value)] for value in values]
-    at_other_times = (NOW + 1, 1e18, 1e308, 10**400, -1, "now", float("nan"))
-    files += [[good, changed(good, ("at",), value)] for value in at_other_times]
-    for stages in ("turns", "overlapped"):
-        for name in ("row_step", "draft_step", "verify"):
-            files.append([changed(good, ("costs", stages, name), 0.0 if name != "verify" else [0.0] * MAX_ROWS)])
-        files += [[changed(good, ("costs", stages, "verify"), [1.0] * length)] for length in (1, 15, 65)]
-    for content in files:
-        path.write_text(json.dumps(content))
-        assert measured_again(path), json.dumps(content)[:2000]
-
-
 def test_of_moments_with_nothing_in_common_the_newest_counts(tmp_path, clock):
     """Each could be, but not a step that takes a 10^15th of the plain token of the one, in the other."""
     odd = Costs(STAGES.replace(row_step=1e-12, plain=3600.0))
@@ -165,81 +109,3 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 # -- importance --------------------------------------------------------------------------------------------------------
-
-LAYERS, INPUTS = 2, (8, 4, 8, 12)
-WIDTH = sum(INPUTS)
-
-
-def npy(array, **header):
-    """As numpy writes it, with another header where one is given."""
-    file = io.BytesIO()
-    if header:
-        spec = {"descr": "<f4", "fortran_order": False, "shape": array.shape, **header}
-        np.lib.format.write_array_header_1_0(file, spec)
-        file.write(array.tobytes())
-    else:
-        np.save(file, array, allow_pickle=True)
-    return file.getvalue()
-
-
-def array(place=(0, 0), value=1.0):
-    weights = np.linspace(0.5, 1.5, LAYERS * WIDTH, dtype=np.float32).reshape(LAYERS, WIDTH)
-    weights[place] = value
-    return weights
-
-
-def archive():
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as out:
-        out.writestr("arr_0.npy", npy(array()))
-    return file.getvalue()
-
-
-GOOD = npy(array())
-NO_IMPORTANCE = {
-    **NO_JSON,
-    "cut": GOOD[:-1],
-    "longer": GOOD + b"\0",
-    "no magic": b"\0" + GOOD[1:],
-    "header alone": GOOD[: GOOD.index(b"\n") + 1],
-    "zip": archive(),
-    "half a zip": archive()[:60],
-    "pickle": pickle.dumps(array()),
-    "objects": npy(np.array([{}], dtype=object)),
-    "of 36 TiB": npy(array(), shape=(10**6, 10**7)),
-    "of 10^400": npy(array(), shape=(10**400, 1)),
-    "negative shape": npy(array(), shape=(-1, WIDTH)),
-    "other shape": npy(array(), shape=(WIDTH, LAYERS)),
-    "one layer": npy(array()[:1]),
-    "flat": npy(array().ravel()),
-    "by columns": npy(array(), fortran_order=True),
-    "doubles": npy(array().astype(np.float64)),
-    "halves": npy(array().astype(np.float16)),
-    "integers": npy(array(), descr="<i4"),
-    "big-endian": npy(array(), descr=">f4"),
-    "strings": npy(array(), descr="<U1"),
-    "nested descr": npy(array()).replace(b"'<f4'", b"((((("),
-    "header length": GOOD[:8] + b"\xff\xff" + GOOD[10:],
-    "version": GOOD[:6] + b"\x09" + GOOD[7:],
-    **{f"{value} at {place}": npy(array(place, value)) for place in ((0, 0), (1, WIDTH - 1))
-       for value in (0.0, -1.0, 1e-30, 1e38, np.nan, np.inf, -np.inf)},
-    "all 0": npy(np.zeros((LAYERS, WIDTH), np.float32)),
-    "a layer of 0": npy(array((1, slice(None)), 0.0)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("damage", [*NO_FILE, *NO_IMPORTANCE])
-def test_importance_that_cannot_be_read(tmp_path, damage):
-    path = tmp_path / "importance.npy"
-    NO_FILE.get(damage, write_bytes(NO_IMPORTANCE.get(damage)))(path)
-    assert importance._known(path, LAYERS, INPUTS) is None
-    importance._keep(path, array())
-    assert np.array_equal(importance._known(path, LAYERS, INPUTS), array())
-    assert np.array_equal(np.load(path), array())
-
-
-def test_every_cut_of_an_importance_file(tmp_path):
-    path = tmp_path / "importance.npy"
-    for length in range(len(GOOD)):
-        path.write_bytes(GOOD[:length])
-        assert importance._known(path, LAYERS, INPUTS) is None

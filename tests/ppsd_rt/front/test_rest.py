@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 from grammar_support import GRAMMARS, PROMPT
 from rank_support import Pipeline, ids_of
-from support import EOS, write_model
+from support import EOS
 
 from ppsd_rt import Engine, RunOptions, SamplingParams
 from ppsd_rt.backend import Cancellation
@@ -23,11 +23,6 @@ SAMPLINGS = {
 }
 SCHEDULES = ("plain", "eesd:length=3,stop_rule=fixed", "auto")
 NEEDS_ITS_BEGINNING = ("penalties", "min_tokens", "grammar")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("rest") / "model", num_hidden_layers=4, max_position_embeddings=512)
 
 
 @pytest.fixture(scope="module", params=["cpu", "torch"])

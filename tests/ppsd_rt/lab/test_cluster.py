@@ -1,15 +1,13 @@
 """Replicas in simulated time, against what can be worked out by hand."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
-from random import Random
 from statistics import fmean
 
 import pytest
 
 from ppsd_rt.cli import main as cli
-from ppsd_rt.lab.cluster import Replica, Request, Shape, accepted, poisson, quantile, run, users
+from ppsd_rt.lab.cluster import Replica, Request, Shape, poisson, run
 
 
 def requests(*arrivals, prompt=1, answer=10, **more):
@@ -23,34 +21,12 @@ def test_one_answer_alone_takes_its_prompt_and_a_pass_for_each_token():
     assert (answered.wait, answered.pace) == (0.5, 0.5)
 
 
-def test_a_long_prompt_takes_passes_of_64_rows():
-    cluster = run([Replica((1.0,), row_share=0.1)], requests(0.0, prompt=100, answer=1))
-    assert cluster.now == pytest.approx(1 + 0.1 * 63 + 1 + 0.1 * 35)
-
-
 def test_answers_share_passes_up_to_the_batch():
     both = run([Replica((1.0,), row_share=0.5, batch=2)], requests(0.0, 0.0))
     # The first one's prompt is under way when the second one comes: it waits for that pass.
     assert both.now == pytest.approx(1.0 + 9 * 1.5 + 1.0)
     one_by_one = run([Replica((1.0,), row_share=0.5, batch=1)], requests(0.0, 0.0))
     assert one_by_one.now == pytest.approx(20.0)
-
-
-def test_right_drafts_come_with_their_pass():
-    replica = Replica((1.0,), early=0.1, head=0.05, drafts=3, acceptance=1.0)
-    cluster = run([replica], requests(0.0, answer=9))
-    assert cluster.now == pytest.approx(1.0 + 2 * (3 * 0.15 + 1.0))  # the prompt's token, and twice four
-
-
-def test_a_request_goes_to_the_replica_with_the_most_room():
-    cluster = run([Replica((1.0,)), Replica((1.0,))], requests(0.0, 0.0, 0.0))
-    assert sorted(answered.ended for answered in cluster.answered) == [10.0, 10.0, 20.0]
-
-
-def test_a_beginning_that_is_known_is_not_computed_again():
-    replica = Replica((1.0,), row_share=1.0)
-    cluster = run([replica], requests(0.0, 100.0, prompt=50, answer=1, shared=40))
-    assert [answered.wait for answered in cluster.answered] == [50.0, 10.0]
 
 
 def test_by_prefix_beginnings_stay_where_they_are_known():
@@ -62,41 +38,12 @@ def test_by_prefix_beginnings_stay_where_they_are_known():
     assert waits[1] < 0.5 * waits[0]
 
 
-def test_batches_keep_all_stages_at_work():
-    """Each of 4 stages works on a quarter of the answers."""
-    replica = Replica((1.0,) * 4, early=1.0, batch=4)
-    cluster = run([replica], requests(0.0, 0.0, 0.0, 0.0, answer=50))
-    assert cluster.now == pytest.approx(4 * 50 + 3)
-    assert cluster.busy() > 0.95
-
-
 def test_no_pass_takes_more_than_its_share_of_the_answers():
     """However large the batch may be: four answers are four passes, and only a fifth one makes passes of two."""
     replica = Replica((1.0,) * 4, early=1.0, row_share=0.5, batch=64)
     assert run([replica], requests(0.0, 0.0, 0.0, 0.0, answer=50)).now == pytest.approx(4 * 50 + 3)
     five = run([replica], requests(*[0.0] * 5, answer=50)).now
     assert 1.2 * (4 * 50 + 3) < five < 1.6 * (4 * 50 + 3)
-
-
-def test_as_many_passes_are_under_way_as_there_are_stages():
-    """Three answers begin one after the other over two stages: the third one waits, and shares the first one's."""
-    replica = Replica((1.0,) * 2, early=1.0, row_share=0.5, link=1.0, batch=64)
-    answered = run([replica], requests(0.0, 1.0, 2.0, answer=50)).answered
-    assert [each.first for each in answered] == [4.0, 5.0, 9.0]
-    assert [each.pace for each in answered] == pytest.approx([2 * 1.5 + 2] * 3, rel=0.01)
-
-
-def test_late_messages_slow_a_full_pipeline_more_than_an_empty_one():
-    """A stage waits for a late one, and cannot make that up with an early one. An empty one loses just their mean."""
-
-    def slower(answers, late):
-        asked = requests(*[0.0] * answers, answer=2000)
-        replica = Replica((1.0,) * 4, early=1.0, batch=answers)
-        steady, at_random = [run([replace(replica, **how)], asked).now for how in ({"link": late}, {"late": late})]
-        return at_random / steady
-
-    assert slower(1, 0.1) == pytest.approx(1.0, rel=0.01)
-    assert 1.02 < slower(4, 0.1) < 1.1
 
 
 SLEEPING = Path(__file__, "../../../../benchmarks/results/2026-11-26-intel-xeon-5-sleeping-loop.json").resolve()
@@ -121,25 +68,6 @@ def test_it_predicts_what_ranks_with_many_answers_did():
     outside = {case for case, ratio in over.items() if not 0.95 < ratio < 1.05}
     assert outside == {(8, 8)}, over
     assert over[8, 8] == pytest.approx(0.94, abs=0.01)
-
-
-def test_users_ask_again_when_they_have_read():
-    shape = Shape(answer=10, exact=True)
-    cluster = run([Replica((0.1,), batch=4)], users(3, 5.0, shape), 60, shape)
-    assert len(cluster.answered) == 60
-    assert max(sum(a.begun <= b.begun < a.ended for a in cluster.answered) for b in cluster.answered) <= 3
-
-
-def test_arrivals_and_drafts_have_the_means_that_they_are_said_to_have():
-    arrivals = poisson(4.0, 20_000, Shape(answer=50), seed=1)
-    assert arrivals[-1].arrival == pytest.approx(5000, rel=0.05)
-    assert sum(request.answer for request in arrivals) / 20_000 == pytest.approx(50, rel=0.05)
-    together = poisson(4.0, 100, Shape(), burst=10)
-    assert len({request.arrival for request in together}) == 10
-    rng = Random(1)
-    found = [accepted(rng, 3, 0.5) for _ in range(20_000)]
-    assert sum(found) / 20_000 == pytest.approx(0.5 + 0.25 + 0.125, rel=0.03)
-    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
 
 
 def test_the_command_prints_a_row_for_every_combination(capsys):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import os
 import signal
 import subprocess
 import threading
@@ -15,14 +16,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from serve_support import serving
+from serve_support import HANG, serving
 from support import EOS, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.cli import learn as command
 from ppsd_rt.cli.main import main
+from ppsd_rt.engine import open_model
 from ppsd_rt.errors import PpsdError
+from ppsd_rt.front import work as engine_side
+from ppsd_rt.front.backend import FrontBackend
+from ppsd_rt.front.engines import Engines
+from ppsd_rt.front.wire import head_from, head_text
 from ppsd_rt.learning import learner as learning_beside
 from ppsd_rt.learning import train
 from ppsd_rt.learning.heads import LearnedHeads, Outcome
@@ -30,9 +36,10 @@ from ppsd_rt.learning.kept import read_records
 from ppsd_rt.learning.learner import BEGIN_AFTER, FRESH, GO_ON_AFTER, LET_GO_AFTER, Child, Learner, on_battery
 from ppsd_rt.learning.train import Learning, gain_of
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.models.head_file import read_info
+from ppsd_rt.models.head_file import HeadFile, read_info
 from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.models.tokenizer import load_tokenizer
+from ppsd_rt.serve.run import listen
 
 BETTER = Outcome(10_000, 0.6, 0.65, 0.01, 0.6, 0.6)
 PARAMS = SamplingParams(max_tokens=24)
@@ -406,11 +413,113 @@ def test_another_models_folder_is_refused(folder, tmp_path):
         load(other, learn=tmp_path / "kept")
 
 
-@pytest.mark.parametrize("options", [["--restarts", "3"], ["--engines", "0"], ["--backend", "torch"]])
-def test_where_learning_cannot_be_is_said_in_one_line(folder, tmp_path, capsys, options):
-    assert main(["serve", "-m", str(folder), "--port", "0", "--learn", str(tmp_path / "kept"), *options]) == 2
+def test_where_learning_cannot_be_is_said_in_one_line(folder, tmp_path, capsys):
+    given = ["--port", "0", "--learn", str(tmp_path / "kept"), "--backend", "torch"]
+    assert main(["serve", "-m", str(folder), *given]) == 2
     assert "--learn" in (said := capsys.readouterr().err) and said.count("\n") == 1
     assert not (tmp_path / "kept").exists()
+
+
+class Front:
+    """A front, and engines in threads that come to it."""
+
+    def __init__(self, folder):
+        self._threads, self.listener = [], listen("127.0.0.1", 0)
+        self.engines = Engines(self.listener, "key", HANG)
+        self._folder = folder
+
+    def come(self, engine):
+        address = self.listener.getsockname()[:2]
+        self._threads.append(threading.Thread(target=engine_side.work, args=(engine, address, "key", HANG, True)))
+        self._threads[-1].start()
+
+    def engine(self):
+        return Engine(*open_model(str(self._folder), "cpu"), FrontBackend(self.engines.first(), self.engines), "tiny")
+
+    def close(self):
+        self.engines.close()
+        for thread in self._threads:
+            thread.join(HANG)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def front(folder):
+    front = Front(folder)
+    yield front
+    front.close()
+
+
+def drafted(engine):
+    options, schedule = RunOptions(report_drafts=True, owner=None), "eesd:length=3,stop_rule=fixed"
+    return [one for one in engine.generate("Once", PARAMS, schedule, options).events() if not hasattr(one, "round")]
+
+
+def test_engines_of_a_front_draft_with_what_it_has_learned(front, folder, heads, checkpoint, tmp_path):
+    """Those that are there, and one that comes later."""
+    engines = [load(folder, heads[0]) for _ in range(2)]
+    before, undisturbed = [engine.head for engine in engines], engines[0].generate("Why?", PARAMS, "plain").run().ids
+    front.come(engines[0])
+    one = front.engine()
+    beside = Beside(one, tmp_path, heads[0])
+    use(tmp_path, heads[1], checkpoint, heads[0])
+    beside.after(1)
+    front.come(engines[1])
+    while any(engine.head is head for engine, head in zip(engines, before, strict=True)):
+        pass
+    file = HeadFile.load(heads[1], checkpoint)
+    assert one.head == file.info and one.generate("Why?", PARAMS).run().ids == undisturbed
+    wanted, old = load(folder, heads[0]), drafted(load(folder, heads[0]))
+    wanted.swap_head(head_from(head_text(file), checkpoint))
+    assert drafted(one) == drafted(engines[0]) == drafted(engines[1]) == drafted(wanted) != old
+    one.close()
+
+
+def test_an_engine_of_a_front_changes_its_head_between_answers(front, folder, heads, checkpoint, monkeypatch):
+    engine, packed = load(folder, heads[0]), threading.Event()
+    before, pack = engine.head, engine.backend.pack_head
+    monkeypatch.setattr(engine.backend, "pack_head", lambda file: (pack(file), packed.set())[0])
+    undisturbed = engine.generate("Why?", PARAMS, "plain").run().ids
+    front.come(engine)
+    answer = front.engine().generate("Why?", PARAMS, "eesd:length=1,stop_rule=fixed")
+    next(answer)
+    front.engines.tell("head", head=head_text(HeadFile.load(heads[1], checkpoint)))
+    assert packed.wait(HANG)
+    assert answer.run().ids == undisturbed, "an answer that a swap ends would be an error"
+    while engine.head is before:
+        pass
+
+
+def test_an_engine_with_another_head_keeps_it(front, folder, heads, checkpoint, caplog):
+    engine = load(folder)
+    head = engine.head
+    front.come(engine)
+    front.engine()
+    caplog.set_level(logging.WARNING, "ppsd_rt")
+    front.engines.tell("head", head=head_text(HeadFile.load(heads[1], checkpoint)))
+    while not caplog.records:
+        pass
+    assert "it has other sizes than this engine's: give both the same --exit-head" in caplog.text
+    assert engine.head is head
+
+
+def test_an_engine_that_cannot_learn_hears_of_it_and_goes_on():
+    """As ranks, which may come to a front beside others."""
+    calls = engine_side._Calls(SimpleNamespace(backend=SimpleNamespace(head=None)), None)
+    for message in ({"kind": "recall", "ids": [1], "owner": 0}, {"kind": "head", "head": "no head"}):
+        assert calls.take(message) is None
+
+
+def test_engines_of_a_front_remember_what_it_has_kept(front, folder, heads, tmp_path):
+    with load(folder, heads[0], learn=tmp_path) as engine:
+        engine.generate("Tell me.", PARAMS, options=RunOptions(owner=7)).run()
+    front.come(load(folder, heads[0]))
+    one = front.engine()
+    one.learn(tmp_path, str(heads[0]))
+    found = [one.generate("Tell me.", PARAMS, "recycle", RunOptions(owner=owner)).run() for owner in (8, 7)]
+    assert found[0].statistics.copied_accepted < found[1].statistics.copied_accepted
+    assert len(list(read_records(tmp_path, 259))) == 1, "they are one answer"
+    one.close()
 
 
 def test_owners_are_the_same_after_a_restart(folder, tmp_path):
@@ -421,7 +530,8 @@ def test_owners_are_the_same_after_a_restart(folder, tmp_path):
             served.post(user="Ann")
             engine.learner.work()
             metrics = served.http.get("/metrics").text
-    assert numbers[0] == numbers[1] and "ppsd_draft_acceptance_ratio" in metrics
+            ((day, share),) = served.http.get("/health").json()["acceptance_by_day"].items()
+    assert numbers[0] == numbers[1] and f'ppsd_draft_acceptance_ratio{{day="{day}"}} {share}' in metrics
 
 
 def test_what_is_not_to_be_stored_is_not_kept(folder, tmp_path):
@@ -500,6 +610,26 @@ def test_a_training_that_is_killed_changes_nothing_and_may_begin_anew(learning):
     assert learning.heads.names
 
 
+def test_answers_to_some_general_prompts_judge_and_those_to_others_are_mixed_in(learning, monkeypatch):
+    seen, judge = [], Learning._judge
+
+    def asked(texts):
+        return {tuple(text.ids[: text.answer].tolist()) for text in texts}
+
+    def spy(self, before, trainer, judged, fixed, tokens):
+        seen.append((asked(fixed), asked(trainer.texts), asked(judged)))
+        return judge(self, before, trainer, judged, fixed, tokens)
+
+    monkeypatch.setattr(Learning, "_judge", spy)
+    (learning.folder / "own-of-other-prompts").mkdir()
+    ran(learning)
+    ((fixed, mixed, judged),) = seen
+    prompts = learning._own_text(learning._layers(learning.heads.load())).prompts
+    assert fixed and fixed <= set(prompts.held_out) and mixed & set(prompts.learned)
+    assert not (mixed & (fixed | judged)), "what judges is not learned from"
+    assert len([*learning.folder.glob("own-*")]) == 1, "text of other prompts is gone"
+
+
 def test_too_little_to_learn_from_is_said(learning, monkeypatch):
     monkeypatch.setattr(train, "LEAST_TOKENS", 100_000)
     with pytest.raises(PpsdError, match=r"has 3,600 answer tokens that are new: 100,000 are the least$"):
@@ -516,6 +646,25 @@ def test_a_machine_without_room_is_said(learning, monkeypatch, what):
         ran(learning)
 
 
+@pytest.mark.parametrize(("kind", "owner", "name"), [("safetensors", Path, "write_bytes"), ("json", os, "replace")])
+def test_a_disk_that_fills_while_it_learns_leaves_the_head_in_use(learning, monkeypatch, capsys, kind, owner, name):
+    """At the head's own file, and at the one that says that it is in use."""
+    little, real = partialmethod(Learning.__init__, slots=2, settings=learning.settings), getattr(owner, name)
+
+    def full(path, *given):
+        if Path(path).parent.name == "heads" and Path(path).name.endswith(f".{kind}.unfinished"):
+            raise OSError(28, os.strerror(28))
+        return real(path, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learning, "__init__", little)
+        patch.setattr(owner, name, full)
+        assert main(["learn", str(learning.folder), "--threads", "1"]) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and "Traceback" not in said
+    assert learning.heads.names == [] and learning.heads.learned == (0, 0)
+
+
 def test_a_gain_has_an_error_by_answers():
     gain, error = gain_of([0.5, 0.5], [0.6, 0.6], [10, 30])
     assert gain == pytest.approx(0.1) and error == pytest.approx(0.0)
@@ -526,8 +675,8 @@ def test_a_gain_has_an_error_by_answers():
 
 
 @pytest.mark.parametrize(("forgets", "kept"), [(0.004, 1.0), (0.006, 0.7), (0.009, 0.5), (0.02, 0.35)])
-def test_so_much_of_what_was_learned_is_kept_as_own_text_allows(forgets, kept):
-    """Heads of one weight, 0 before and 1 as trained: it gains by it on answers, and loses `forgets` on own text."""
+def test_so_much_of_what_was_learned_is_kept_as_general_prompts_allow(forgets, kept):
+    """Heads of one weight, 0 before and 1 as trained: it gains by it on answers, and loses `forgets` on others."""
     answers, own = [SimpleNamespace(ids=[0] * 9, answer=3)], []
 
     def of(weight):

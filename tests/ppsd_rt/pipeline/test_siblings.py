@@ -7,12 +7,11 @@ import pytest
 import torch
 from support import loud_head, slow, write_model
 
-from ppsd_rt import Engine, SamplingParams, UsageError, _native
+from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.generation import Committed
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Drafted, Round
-from ppsd_rt.pipeline.schedule import AUTO, Auto, Schedule, describe, parse_schedule
 from ppsd_rt.statistics import Statistics
 
 SCHEDULE = "eesd:length=4,stop_rule=fixed,siblings=0.0001"
@@ -118,29 +117,6 @@ def test_a_turn_that_goes_on_after_a_rescue(engine, schedule):
     assert ended > 0 or schedule != SCHEDULE
 
 
-@pytest.mark.parametrize(("stages", "exit_layer"), [(2, 3), (3, 3), (3, 0)])
-def test_over_several_verification_stages(tmp_path, stages, exit_layer):
-    folder, path = write_model(tmp_path / "model", num_hidden_layers=6), tmp_path / "head.safetensors"
-    loud_head(Checkpoint(folder).hash, exit_layer=exit_layer, num_hidden_layers=6).save(path)
-    engine = load(folder, dtype="int8", head=path, stages=stages)
-    params = free(SamplingParams(), 80)
-    completion = engine.generate("abc", params, SCHEDULE).run()
-    assert completion.statistics.rescued > 0
-    assert completion.ids == engine.generate("abc", params, "plain").run().ids
-
-
-def test_beside_copies_and_with_a_short_chunk(engine):
-    params = free(SamplingParams(), 120)
-    plain = engine.generate("abc abc abc", params, "plain").run()
-    for schedule in (
-        "eesd:length=3,lookup=2,siblings=0.001,stop_rule=survival=0.05",
-        "eesd:first_chunk=0,max_chunk=2,lookahead=9,siblings=0.0001,stop_rule=fixed",
-        "eesd:length=15,siblings=0.0000001,stop_rule=fixed",  # more siblings than a pass has rows for
-    ):
-        completion = engine.generate("abc abc abc", params, schedule).run()
-        assert completion.ids == plain.ids, schedule
-
-
 @pytest.mark.parametrize("exit_layer", [2, 0])
 def test_a_feedback_head_receives_what_became_of_siblings(folder, tmp_path, exit_layer):
     """C++ and torch draft the same after a rescue, from what the last layer made of the sibling's row."""
@@ -221,42 +197,6 @@ def test_rescues_make_drafting_faster_and_are_no_drafts():
 # -- what users write and read -----------------------------------------------------------------------------------------
 
 
-def test_as_text():
-    schedule = parse_schedule("eesd:siblings=0.05")
-    assert schedule.siblings == 0.05
-    assert parse_schedule(describe(schedule)) == schedule
-    assert parse_schedule("auto:siblings=off") == Auto(siblings=False)
-    assert describe(Auto(siblings=False)) == "auto:siblings=off"
-    both = parse_schedule("auto:siblings=off,lookup=0")
-    assert describe(both) == "auto:lookup=0,siblings=off"
-    assert parse_schedule(describe(both)) == both == Auto(0, siblings=False)
-    assert describe(AUTO) == "auto"
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("auto:siblings=0.1", "siblings=on|off"),
-        ("eesd:siblings=on", "siblings=CHANCE"),
-        ("eesd:siblings=1", "below 1"),
-        ("eesd:siblings=-0.1", "from 0"),
-        ("eesd:siblings=nan", "from 0"),
-        ("plain:siblings=0.1", "drafts"),
-        ("lookup:siblings=0.1", "drafts"),
-    ],
-)
-def test_bad_siblings_are_refused_in_one_line(text, words):
-    with pytest.raises(UsageError, match=words) as caught:
-        parse_schedule(text)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_backend_that_has_none_says_so(engine, monkeypatch):
-    monkeypatch.setattr(type(engine.backend), "siblings", False)
-    with pytest.raises(UsageError, match="verifies no siblings"):
-        engine.generate("abc", None, SCHEDULE)
-
-
 def test_in_the_statistics_and_by_origin(engine):
     params = free(SamplingParams(), 100)
     generation = engine.generate("abc", params, SCHEDULE)
@@ -293,9 +233,3 @@ def _stop_at_a_sibling(engine, prompt, params):
                 return prompt, token.text
             before += token.text
     return None
-
-
-def test_a_schedule_as_an_object(engine):
-    schedule = Schedule(4, 4, 4, siblings=0.001)
-    params = free(SamplingParams(), 40)
-    assert engine.generate("q", params, schedule).run().ids == engine.generate("q", params, "plain").run().ids

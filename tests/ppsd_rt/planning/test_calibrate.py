@@ -7,7 +7,6 @@ import pytest
 from ppsd_rt import _native
 from ppsd_rt._native import Costs, StageCosts, testing
 from ppsd_rt.pipeline.schedule import MAX_ROWS
-from ppsd_rt.ranks.costs import rank_costs
 
 ROW, DRAFT, SHARE = 1.0, 1.5, 0.25
 GUARD = 60.0  # seconds that a thread waits for the other one, should it never come
@@ -100,25 +99,6 @@ def test_drafting_that_gets_no_core_until_all_passes_could_be_over_is_waited_for
     assert found.verify[0] == pytest.approx(2 * verify(1))  # and passes beside nothing do not count
 
 
-def test_passes_go_on_until_there_are_enough_slow_drafts():
-    class Slow(Bench):
-        """Beside each draft step there are a hundred passes, as long as there are few of them."""
-
-        before = 0
-
-        def may_draft(self):  # two of each kind are enough: see kLeast in csrc/cpu/calibrate.cpp
-            return self.drafts >= 4 or self.passes >= self.before + 100
-
-        def draft(self, draw):
-            took = super().draft(draw)
-            self.before = self.passes
-            return took
-
-    bench = Slow()
-    assert calibrate(bench).overlapped.draft_step == 2 * DRAFT
-    assert bench.drafts >= 4 and bench.passes >= 400
-
-
 @pytest.mark.parametrize("where", ["work_on", "draft", "verify"])
 @pytest.mark.parametrize("beside", [False, True], ids=["in turns", "side by side"])
 def test_what_a_stage_throws_ends_it(where, beside):
@@ -189,16 +169,6 @@ def test_costs_that_cannot_be_are_refused_by_all_who_take_them(bad):
             Costs.from_dict({**good, stages: {**good[stages], **bad}})
 
 
-def test_measured_costs_of_ranks_are_refused_too():
-    with pytest.raises(ValueError, match="plain of True"):
-        GOOD.replace(plain=True)
-    good = {"row": 0.1, "draft": 0.2, "verify": (TABLE, TABLE), "link": 0.0}
-    Costs(rank_costs(**good))
-    for bad in ({"row": 0.0}, {"draft": -1.0}, {"link": float("nan")}, {"verify": (TABLE, TABLE[1:])}):
-        with pytest.raises(ValueError, match="cost that cannot be"):
-            Costs(rank_costs(**{**good, **bad}))
-
-
 # -- one table ---------------------------------------------------------------------------------------------------------
 
 
@@ -227,20 +197,3 @@ def test_a_pass_through_several_stages_and_links():
     assert StageCosts.from_dict(costs.to_dict()) == costs != costs.replace(link_row=0.0)
     with pytest.raises(ValueError, match="2 verification stages have 3 links, not 2"):
         costs.replace(links=(0.5, 0.5))
-
-
-def test_costs_after_a_longer_text():
-    later = GOOD.after(1128)
-    assert later.row_step == pytest.approx(GOOD.row_step + 1000 * 1e-6)
-    assert later.verify[3] == pytest.approx(TABLE[3] + 1000 * 3e-6)
-    assert GOOD.after(StageCosts.CONTEXT) == GOOD
-    steep = GOOD.replace(step_deeper=1.0)
-    assert steep.after(1).row_step == pytest.approx(0.5 * GOOD.row_step)  # slopes may be somewhat wrong
-
-
-def test_tuning():
-    default = _native.Tuning()
-    assert _native.Tuning(**default.to_dict()).to_dict() == default.to_dict()
-    assert _native.Tuning(stay=7).stay == 7 != default.stay
-    with pytest.raises(TypeError, match="no such field"):
-        _native.Tuning(stays=7)

@@ -87,18 +87,3 @@ def test_utilisation_by_hand():
     assert use.stall == pytest.approx(1 - 5 / 10)
     assert use.wasted_verification == pytest.approx(1 - 4 / 8)
     assert use.wasted_drafting == pytest.approx(1 - 2 / 4)
-
-
-def test_utilisation_of_plain_decoding():
-    """Nothing is wasted, and of n stages n - 1 wait."""
-    simulation = simulate(PLAIN, equal_stages(5), 0.5, tokens=100, trace=True)
-    use = utilisation(simulation.spans, 5, 100, simulation.seconds)
-    assert (use.wasted_drafting, use.wasted_verification) == (0, 0)
-    assert use.stall == pytest.approx(4 / 5)
-
-
-def test_utilisation_of_a_full_pipeline():
-    simulation = simulate(PPSD, equal_stages(5), 1.0, tokens=1000, trace=True)
-    use = utilisation(simulation.spans, 5, 1000, simulation.seconds)
-    assert use.stall < 0.01
-    assert use.wasted_verification < 0.02

@@ -43,33 +43,6 @@ def test_no_split_is_better(data, layers, head, lm_head):
     assert got.slowest == float(slowest)
 
 
-def test_equal_layers_are_cut_evenly():
-    assert best_split(LayerCosts((1.0,) * 30), 3).sizes == (10, 10, 10)
-    assert sorted(best_split(LayerCosts((0.1,) * 30), 4).sizes) == [7, 7, 8, 8]
-
-
-def test_heads_take_the_place_of_layers():
-    split = best_split(LayerCosts((1.0,) * 30, head=2.0, lm_head=4.0), 4)
-    assert split.sizes == (7, 9, 9, 5)
-    assert split.seconds == (9, 9, 9, 9)
-    assert split.exit_layer == 7
-
-
-def test_what_a_large_lm_head_leaves_free_is_shared_out_evenly():
-    """The last stage is the slowest whatever the others do: they are still made even."""
-    assert best_split(LayerCosts((1.0,) * 7, lm_head=20.0), 3).sizes == (3, 3, 1)
-
-
-def test_the_exit_layer_stays_where_the_head_was_trained():
-    split = best_split(LayerCosts((1.0,) * 30, head=1.0, lm_head=3.0), 4, exit_layer=3)
-    assert split.sizes == (3, 10, 10, 7)
-    assert split.seconds == (4, 10, 10, 10)
-
-
-def test_slow_devices_get_fewer_layers():
-    assert best_split(LayerCosts((1.0,) * 9), 2, slowness=(1.0, 2.0)).sizes == (6, 3)
-
-
 def test_a_large_model_takes_no_time():
     split = best_split(LayerCosts(tuple(0.01 + 1e-5 * i for i in range(80)), 0.02, 0.05), 16)
     assert sum(split.sizes) == 80

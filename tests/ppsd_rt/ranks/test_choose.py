@@ -8,7 +8,6 @@ from ppsd_rt._native import Costs
 from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import MAX_ROWS, parse_schedule
 from ppsd_rt.ranks.costs import displacer, rank_costs, side_by_side, time_drafts, time_passes
-from ppsd_rt.ranks.slices import layers_of
 
 
 def flat(seconds):
@@ -46,11 +45,6 @@ def test_interference_is_what_working_side_by_side_adds():
     assert side_by_side(EVEN, EVEN).overlapped == EVEN
 
 
-def test_times_of_passes():
-    assert time_passes(lambda rows, context: float(rows), seconds=0.0)[6] == 7.0
-    assert set(time_passes(lambda rows, context: float(rows), seconds=0.0, one_row=True)) == {1.0}
-
-
 def test_between_timed_passes_the_other_ranks_weights_go_through_the_cache():
     done: list[str] = []
 
@@ -65,7 +59,3 @@ def test_between_timed_passes_the_other_ranks_weights_go_through_the_cache():
     time_drafts(lambda draw, context: time_pass(1, context), seconds=0.0, displace=lambda: done.append("others"))
     assert done[1:] == ["others", "pass"] * (len(done) // 2)
     assert [displacer(count)() for count in (0, 800, 1e12)] == [0, 100, (64 << 20) // 8]
-
-
-def test_layers_of_ranks():
-    assert [layers_of((3, 9, 9, 9), rank) for rank in range(4)] == [(0, 3), (3, 12), (12, 21), (21, 30)]

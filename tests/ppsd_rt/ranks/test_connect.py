@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from support import write_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.ranks.connect import INTERFACE, address_towards, choose_interface, interface_of
@@ -87,24 +86,8 @@ def hosts():
     hosts.close()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("hosts") / "model", num_hidden_layers=4, max_position_embeddings=512)
-
-
 def options(folder):
-    return [
-        "-m",
-        str(folder),
-        "--exit-head",
-        "norm:1",
-        "--raw",
-        "-n",
-        "20",
-        "--schedule",
-        "elastic",
-        "hello",
-    ]
+    return ["-m", str(folder), "--exit-head=norm:1", "--raw", "-n20", "--schedule=elastic", "hello"]
 
 
 @pytest.mark.slow

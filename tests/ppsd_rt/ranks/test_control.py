@@ -5,26 +5,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rank_support import Clock
 
 from ppsd_rt.ranks import control
 from ppsd_rt.ranks.control import Control, Kind
 from ppsd_rt.ranks.world import World
 
 SILENCE = 4.0
-
-
-class Clock:
-    """Moves by what is slept; `then` is called after every sleep."""
-
-    def __init__(self):
-        self.time, self.then = 0.0, lambda: None
-
-    def now(self):
-        return self.time
-
-    def sleep(self, seconds):
-        self.time += seconds
-        self.then()
 
 
 class Group:
@@ -60,6 +47,12 @@ def hear(control, peer, kind, value=0):
 
 
 control_words, control_magic = control.WORDS, control._MAGIC
+
+
+def test_numbers_arrive(rank):
+    here, group = rank()
+    here.tell(1, Kind.PING, numbers=(0.5, 2.0))
+    assert [(peer, control.numbers_of(message)) for peer, message in group.sent] == [(1, [0.5, 2.0])]
 
 
 def test_a_silent_rank_is_named_to_all(rank):

@@ -1,30 +1,21 @@
 """Grammars over ranks: the answers of one process, and what is said where a rank cannot compile one, or it gives up."""
 
-import json
-import re
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from grammar_support import GRAMMARS, PROMPT
-from rank_support import Pipeline, ids_of
-from support import EOS, VOCAB, slow, write_model
+from rank_support import ids_of
+from support import EOS, VOCAB, write_model
 
 from ppsd_rt import Engine, Grammar, PpsdError, SamplingParams
-from ppsd_rt._native import MaskFailed
-from ppsd_rt.errors import GrammarFailed
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.ranks import grammars
 from ppsd_rt.ranks.backend import RanksBackend
 from ppsd_rt.ranks.control import PAYLOAD_WORDS, Kind
 
-SAMPLINGS = {
-    "greedy": {},
-    "sampled": {"temperature": 1.2, "top_k": 40, "frequency_penalty": 0.3, "seed": 3},
-}
+SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 1.2, "top_k": 40, "frequency_penalty": 0.3, "seed": 3}}
 SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic:lookup=1", "eesd:length=4,lookup=1")
 
 
@@ -38,28 +29,14 @@ def engine(folder):
     return Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="int8", threads=1)
 
 
-@pytest.fixture
-def pipeline(folder, engine):
-    made = []
-
-    def make(sizes, **options):
-        made.append(Pipeline(folder, sizes, format=engine.backend.dtype, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("name", GRAMMARS)
-@pytest.mark.parametrize("sizes", [(2, 4), slow((2, 2, 2))], ids=str)
-def test_answers_are_those_of_one_process(engine, pipeline, sizes, name, sampling):
+def test_answers_are_those_of_one_process(engine, ranks, name, sampling):
     params = SamplingParams(max_tokens=60, grammar=GRAMMARS[name], **SAMPLINGS[sampling])
     expected = engine.generate(PROMPT, params, "plain").run()
     free = SamplingParams(max_tokens=60, **SAMPLINGS[sampling])
     assert engine.generate(PROMPT, free, "plain").run().ids != expected.ids, "the grammar says nothing here"
-    masks, prompt, stages = engine.compile(GRAMMARS[name]), engine.encode(PROMPT), pipeline(sizes)
+    masks, prompt, stages = engine.compile(GRAMMARS[name]), engine.encode(PROMPT), ranks((2, 4))
     stages.stations[-1].use_masks(lambda number: masks() if number == 7 else None)
     params = SamplingParams(max_tokens=60, stop_token_ids=(EOS,), **SAMPLINGS[sampling])  # the stop that an engine adds
     kept = judged = 0
@@ -71,11 +48,11 @@ def test_answers_are_those_of_one_process(engine, pipeline, sizes, name, samplin
     assert 0 < kept < judged, "drafts are kept, and rejected"
 
 
-def test_the_last_rank_holds_to_it_whatever_is_drafted(engine, pipeline):
+def test_the_last_rank_holds_to_it_whatever_is_drafted(engine, ranks):
     """Drafts that know no grammar: the rank that chooses rejects what it forbids, and the answer is the same."""
     grammar = GRAMMARS["regex"]
     expected = engine.generate(PROMPT, SamplingParams(max_tokens=40, grammar=grammar), "plain").run().ids
-    masks, stages = engine.compile(grammar), pipeline((2, 4))
+    masks, stages = engine.compile(grammar), ranks((2, 4))
     stages.stations[-1].use_masks(lambda number: masks())
     everything = engine.compile(Grammar.regex("(?s:.)*"))
     params = SamplingParams(max_tokens=40, stop_token_ids=(EOS,))
@@ -84,27 +61,11 @@ def test_the_last_rank_holds_to_it_whatever_is_drafted(engine, pipeline):
         assert ids_of(rounds)[: len(expected)] == expected, schedule
 
 
-def test_an_answer_with_a_grammar_wants_a_rank_that_knows_grammars(engine, pipeline):
-    stages, masks = pipeline((2, 4)), engine.compile(GRAMMARS["regex"])
+def test_an_answer_with_a_grammar_wants_a_rank_that_knows_grammars(engine, ranks):
+    stages, masks = ranks((2, 4)), engine.compile(GRAMMARS["regex"])
     with pytest.raises(AssertionError, match="knows no grammars"):
         stages.run(engine.encode(PROMPT), SamplingParams(max_tokens=4), "plain", grammar=1, masks=(masks(), masks()))
-
-
-def test_a_station_goes_on_after_a_grammar_that_gave_up(engine, pipeline):
-    class GivesUp:
-        def fill(self, *_):
-            raise GrammarFailed("enough")
-
-        allowed = fill
-
-    grammar, prompt = GRAMMARS["regex"], engine.encode(PROMPT)
-    masks, stages = engine.compile(grammar), pipeline((2, 4))
-    stages.stations[-1].use_masks(lambda number: GivesUp() if number == 1 else masks())
-    asked = prompt, SamplingParams(max_tokens=1), "plain"
-    with pytest.raises(MaskFailed, match="enough"):
-        stages.run(*asked, grammar=1, masks=(masks(), masks()))
-    expected = engine.generate(PROMPT, SamplingParams(max_tokens=1, grammar=grammar), "plain").run().ids
-    assert ids_of(stages.run(*asked, grammar=2, masks=(masks(), masks()))) == expected
+    stages.failures.clear()
 
 
 # -- what rank 0 and the last rank tell each other ---------------------------------------------------------------------
@@ -181,22 +142,3 @@ def test_what_the_last_rank_cannot_compile_is_said_there(controls, monkeypatch):
     controls.told._make = lambda: refuses(None)
     with pytest.raises(PpsdError, match="rank 1: a grammar needs llguidance"):
         controls.backend._tell(GRAMMARS["regex"])
-
-
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_the_command_over_two_ranks(folder):
-    machine = ["--backend", "cpu", "--dtype", "int8"]
-    command = ["-m", "ppsd_rt", "-m", str(folder), "--exit-head", "norm:2", "--raw", *machine, "--json", "-n", "120"]
-    command += ["--grammar", "regex=([a-f]{2,5} ){3,12}[xyz]+!", "--temperature", "1.1", "--seed", "5", PROMPT]
-    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    texts = []
-    for launcher, schedule in (([], "plain"), (ranks, "elastic"), (ranks, "auto")):
-        run = [sys.executable, *launcher, *command, "--schedule", schedule]
-        done = subprocess.run(run, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        texts.append(json.loads(done.stdout)["text"])
-    assert len(set(texts)) == 1
-    assert re.fullmatch(r"([a-f]{2,5} ){3,12}[xyz]+!", texts[0])

@@ -4,10 +4,8 @@ from threading import Event
 
 import numpy as np
 import pytest
-import torch
 from grammar_support import GRAMMARS
-from rank_support import Pipeline
-from support import EOS, loud_head, slow, write_model
+from support import EOS, write_model
 
 from ppsd_rt import Engine, Oracle, SamplingParams, _native
 from ppsd_rt.errors import GrammarFailed
@@ -23,7 +21,7 @@ SAMPLINGS = [
     {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2, "seed": 6},
     {"temperature": 0.7, "presence_penalty": 0.4, "frequency_penalty": 0.2, "logit_bias": {7: 2.0}, "seed": 7},
 ]
-SIZES = [(2, 4), (2, 1, 3), slow((2, 1, 1, 2))]
+SIZES = [(2, 4), (2, 1, 3)]
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +32,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def engine(folder):
     return Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="int8", threads=1)
-
-
-@pytest.fixture
-def ranks(folder):
-    made = []
-
-    def make(sizes, **options):
-        made.append(Pipeline(folder, sizes, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-        assert not each.failures
 
 
 def prompts(count, shared=0):
@@ -224,15 +208,6 @@ def test_a_right_sibling_that_is_under_way_outlives_the_rejection(ranks):
     answer.cancel()
 
 
-def test_siblings_over_ranks_have_logprobs_too(engine, ranks):
-    text, asked = prompts(1)[0], params(0, 60, logprobs=1)
-    expected = engine.generate(text, asked, "plain").run()
-    oracle = Oracle((*text, *expected.ids, 0), 0.5, 1, second=0.9)
-    rounds = list(ranks((2, 4)).add(text, asked, SIBLINGS[0], oracle=oracle))
-    assert rescued(rounds) > 0
-    assert tuple(each for round in rounds for each in round.logprobs) == expected.logprobs
-
-
 @pytest.mark.parametrize("acceptance", [0.0, 0.9])
 def test_the_planner_of_one_that_is_alone_chooses_after_every_round(ranks, acceptance):
     """Whatever the rounds really take: it learns from them, and no token changes."""
@@ -336,31 +311,6 @@ def test_one_is_cancelled_and_the_others_go_on(engine, ranks):
     assert [committed(answer) for answer in answers] == truth
 
 
-@pytest.mark.parametrize("strength", [0.0, 0.5])
-@pytest.mark.parametrize("sizes", [(2, 1, 3), (0, 2, 4)], ids=str)
-def test_a_feedback_head_hears_what_one_process_tells_it(folder, ranks, tmp_path, sizes, strength):
-    path = tmp_path / "head.safetensors"
-    head = loud_head(Checkpoint(folder).hash, strength, exit_layer=sizes[0], num_hidden_layers=LAYERS)
-    head.save(path, torch.float32)
-    here = Engine.from_pretrained(folder, exit_head=path, backend="cpu", dtype="float32", threads=1)
-    schedule, text = "eesd:length=3,stop_rule=fixed", prompts(1)[0]
-    one = [event.round for event in here.generate(text, params(0), schedule).events()]
-    several = list(ranks(sizes, head=path, format="float32").add(text, params(0), schedule))
-    judged = [[[draft.token for draft in round.judged] for round in rounds] for rounds in (one, several)]
-    assert judged[0] == judged[1]
-    assert any(judged[0])
-
-
-def test_log_probabilities_are_those_of_one_process(engine, ranks):
-    asked = params(1, logprobs=3)
-    expected = engine.generate(prompts(2)[1], asked, "plain").run().logprobs
-    over = ranks((2, 2, 2))
-    silent = over.add(prompts(1)[0], params(0), "plain")
-    rounds = list(over.add(prompts(2)[1], asked, "eesd:length=3,stop_rule=fixed"))
-    assert tuple(each for round in rounds for each in round.logprobs) == expected
-    assert all(not round.logprobs for round in silent)
-
-
 def test_grammars_of_several_answers(engine, folder, ranks):
     grammars = Grammars(engine.tokenizer, engine.config.vocab_size, [EOS])
     names = list(GRAMMARS)
@@ -395,15 +345,6 @@ def test_a_grammar_that_gives_up_ends_its_answer_alone(engine, ranks):
     with pytest.raises(_native.MaskFailed, match="enough"):
         committed(one)
     assert committed(other) == engine.generate(text, params(0), "plain").run().ids
-
-
-def test_an_oracle_drafts(engine, ranks):
-    text = prompts(1)[0]
-    truth = engine.generate(text, params(0), "plain").run().ids
-    oracle = Oracle((*text, *truth), 1.0, 3)
-    rounds = list(ranks((2, 2, 2)).add(text, params(0), "eesd:length=3,stop_rule=fixed", oracle=oracle))
-    assert tuple(token for round in rounds for token in round.committed) == truth
-    assert len(rounds) < len(truth) / 2
 
 
 # -- what comes over the wire ------------------------------------------------------------------------------------------
@@ -455,12 +396,6 @@ def test_memory_for_kv_caches_is_each_ranks_own(folder):
 
     assert blocks("8M") == 2 * blocks("4M") > 0
     assert blocks("8M", local_size=1) == blocks("8M"), "what is asked for is not shared"
-
-
-def test_a_loop_of_one_process_has_no_other_ranks(engine):
-    loop = _native.Loop(engine.backend._model, 1, 1 << 22, 4, 16, stepped=True)
-    with pytest.raises(RuntimeError, match="no other ranks"):
-        loop.work(np.zeros(4, np.int32), 0)
 
 
 def _station(folder):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from eagle_support import write_eagle3
-from support import write_model
+from rank_support import Clock
 from torch.distributed import HashStore
 
 from ppsd_rt.errors import PpsdError
@@ -24,21 +24,7 @@ from ppsd_rt.ranks.world import World
 FACTS = {field: f"some {field}" for field in FIELDS}
 
 
-class Slept:
-    """A clock that waiting alone moves; `then` is called after every wait."""
-
-    def __init__(self, then=lambda: None):
-        self.time, self.then = 0.0, then
-
-    def now(self):
-        return self.time
-
-    def sleep(self, seconds):
-        self.time += seconds
-        self.then()
-
-
-class Looked(Slept):
+class Looked(Clock):
     """A clock that looking at it moves by `step` seconds."""
 
     def __init__(self, step):
@@ -50,7 +36,7 @@ class Looked(Slept):
         return self.time
 
 
-class Still(Slept):
+class Still(Clock):
     """A clock that stands: no limit is ever reached."""
 
     def sleep(self, seconds):
@@ -116,7 +102,7 @@ def test_a_difference_does_not_wait_for_a_rank_that_is_late():
 
 def test_ranks_that_do_not_come_are_named_by_all_that_did():
     store = HashStore()
-    clocks = Slept(lambda: count(store, 2)), Still()
+    clocks = Clock(lambda: count(store, 2)), Still()
     here = [Meeting(store, world(rank, 4), clock) for rank, clock in zip((0, 2), clocks, strict=True)]
     lines = lines_of(2, lambda place: here[place].read("facts/3"))
     assert lines == [f"ranks 1 and 3 did not come within {WAIT:g} s: look at their own messages"] * 2
@@ -126,11 +112,11 @@ def test_a_rank_that_ends_in_its_start_is_named():
     store = HashStore()
     count(store, 1, 5)
     with pytest.raises(PpsdError, match=f"^rank 1 ended or hangs: nothing has been heard for {QUIET:g} s"):
-        Meeting(store, world(0, 2), Slept()).read("facts/1")
+        Meeting(store, world(0, 2), Clock()).read("facts/1")
 
 
 def test_a_rank_that_takes_long_and_lives_is_waited_for():
-    store, clock = HashStore(), Slept()
+    store, clock = HashStore(), Clock()
 
     def live():
         count(store, 1)
@@ -142,7 +128,7 @@ def test_a_rank_that_takes_long_and_lives_is_waited_for():
 
 
 def test_a_rank_that_was_held_up_itself_accuses_nobody():
-    store, clock = HashStore(), Slept()
+    store, clock = HashStore(), Clock()
     count(store, 1)
     jumps = iter([2.0, 1000.0, 2.0])
 
@@ -193,12 +179,12 @@ def test_a_host_that_cannot_be_found(monkeypatch, number, line):
 
     monkeypatch.setattr(socket, "create_connection", connection)
     with pytest.raises(PpsdError, match=line):
-        open_store(world(1, 2, 29500, "host0"), Slept())
+        open_store(world(1, 2, 29500, "host0"), Clock())
 
 
 def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(PpsdError) as caught:
-        open_store(world(0, 2, taken.getsockname()[1]), Slept())
+        open_store(world(0, 2, taken.getsockname()[1]), Clock())
     assert "(MASTER_PORT; Address already in use), another program or another rank 0 has it" in str(caught.value)
 
 
@@ -211,26 +197,16 @@ def test_another_program_where_the_ranks_meet():
 def test_ranks_that_are_started_again_meet_anew():
     """The agent's store keeps what the ranks before have left in it, and one may come before rank 0 has."""
     store = HashStore()
-    first = meeting._attempt(store, world(0, 2), WAIT, Slept())
-    assert meeting._attempt(store, world(1, 2), WAIT, Slept()) == first
+    first = meeting._attempt(store, world(0, 2), WAIT, Clock())
+    assert meeting._attempt(store, world(1, 2), WAIT, Clock()) == first
     store.add(f"{first}/ppsd/here/1", 1)  # rank 1 has sat down there
-    clock = Slept()
-    clock.then = lambda: named or named.append(meeting._attempt(store, world(0, 2), WAIT, Slept()))
+    clock = Clock()
+    clock.then = lambda: named or named.append(meeting._attempt(store, world(0, 2), WAIT, Clock()))
     named = []
     assert meeting._attempt(store, world(1, 2), WAIT, clock) == named[0] != first
 
 
-def test_an_attempt_that_rank_0_never_names():
-    with pytest.raises(PpsdError, match="rank 0 did not come to"):
-        meeting._attempt(HashStore(), world(1, 2), WAIT, Slept())
-
-
 # -- the whole start ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("meeting") / "model", num_hidden_layers=4)
 
 
 @pytest.fixture
@@ -251,16 +227,6 @@ def start(folder):
 
     yield start
     sys.setswitchinterval(interval)
-
-
-def test_rank_0_waits_for_one_that_never_comes(start):
-    assert start(ranks=(0,), clock=Slept) == [f"rank 1 did not come within {WAIT:g} s: look at their own messages"]
-
-
-def test_the_others_wait_for_a_rank_0_that_never_comes(start):
-    for line in start(ranks=(1, 2), size=3, clock=Slept):
-        assert line.startswith("rank 0 did not come to 127.0.0.1:")
-        assert line.endswith(f"within {WAIT:g} s: Connection refused")
 
 
 @pytest.mark.parametrize(
@@ -321,7 +287,7 @@ def test_connecting_that_does_not_end(monkeypatch, lives):
     monkeypatch.setattr(meeting, "QUIET", 1000.0)
     store = HashStore()
     count(store, 1)
-    clock = Slept(lambda: count(store, 1, lives))
+    clock = Clock(lambda: count(store, 1, lives))
     clock.sleep, slept = (lambda _: slept(5.0)), clock.sleep
     with pytest.raises(PpsdError) as caught:
         connect(store, Meeting(store, world(0, 2), clock))

@@ -46,11 +46,6 @@ def test_spans_travel_in_control_messages():
         assert span[3:] == pytest.approx(sent[3:], abs=0.001)
 
 
-def test_no_spans_are_a_message_too():
-    assert [len(words) for words in pack_spans([], PAYLOAD_WORDS)] == [0]
-    assert unpack_spans(np.zeros(0, np.int32), 1) == []
-
-
 @pytest.mark.parametrize("words", [[0] * 4, [3, 1, 0, 0, 0], [-1, 1, 0, 0, 0], [0, -1, 0, 0, 0]])
 def test_nonsense_is_refused(words):
     with pytest.raises(ValueError, match="span"):

@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-import scipy
 import torch
 from sampler_twin import Sampler, confidence
-from support import slow
 
 from ppsd_rt.errors import UsageError
 from ppsd_rt.sampling.params import SamplingParams
@@ -50,64 +48,6 @@ def test_filters_equal_transformers(options, order, seed):
         scores = warpers[name](options[name])(ids, scores)
     assert torch.equal(ours.isinf(), scores[0].isinf())
     torch.testing.assert_close(ours, scores[0])
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"temperature": 1.0},
-        slow({"temperature": 0.6, "top_k": 8}),
-        slow({"temperature": 1.3, "top_p": 0.9}),
-        {"temperature": 1.0, "min_p": 0.02, "repetition_penalty": 1.2},
-    ],
-)
-def test_sampled_tokens_follow_the_filtered_softmax(params):
-    """Chi-square over 6000 seeds, at one position each."""
-    history = [1, 2]
-    expected = Sampler(SamplingParams(**params)).filtered(logits(30), history).softmax(-1)
-    counts = torch.zeros(30)
-    for seed in range(6000):
-        counts[Sampler(SamplingParams(seed=seed, **params)).choose(logits(30), 5, history)] += 1
-    assert counts[expected == 0].sum() == 0
-    often = expected * 6000 >= 5  # the usual condition of the test; the rest is pooled
-    observed = [*counts[often].tolist(), counts[~often].sum().item()]
-    predicted = [*(expected[often] * 6000).tolist(), expected[~often].sum().item() * 6000]
-    if predicted[-1] < 1:
-        observed[-2:], predicted[-2:] = [sum(observed[-2:])], [sum(predicted[-2:])]
-    scale = sum(observed) / sum(predicted)
-    assert scipy.stats.chisquare(observed, [p * scale for p in predicted]).pvalue > 1e-3
-
-
-def test_one_seed_samples_differently_at_each_position():
-    sampler = Sampler(SamplingParams(temperature=1.0, seed=1))
-    drawn = {sampler.choose(torch.zeros(1000), position, []) for position in range(200)}
-    assert len(drawn) > 150
-
-
-def test_coupling_is_exact():
-    """Equal logits choose the same token on both sides, also through a draft vocabulary that contains it."""
-    params = SamplingParams(temperature=1.0, seed=9)
-    draft, truth = Sampler(params), Sampler(params)
-    ids = torch.arange(0, 50, 2)
-    for position in range(300):
-        whole = logits(seed=position)
-        token = truth.choose(whole, position, [])
-        assert draft.choose(whole, position, []) == token
-        if token % 2 == 0:
-            assert draft.choose(whole[ids], position, [], ids) == token
-
-
-def test_shared_noise_accepts_more_often_than_independent_noise():
-    """The point of the coupling: two similar distributions agree with probability near their overlap."""
-    near = [logits(seed=p) for p in range(400)]
-    other = [x + 0.3 * logits(seed=1000 + p) for p, x in enumerate(near)]
-
-    def agree(*seeds):
-        draft, truth = (Sampler(SamplingParams(temperature=1.0, seed=seed)) for seed in seeds)
-        pairs = enumerate(zip(near, other, strict=True))
-        return sum(draft.choose(a, p, []) == truth.choose(b, p, []) for p, (a, b) in pairs)
-
-    assert agree(1, 1) > agree(1, 2) + 40
 
 
 def test_penalty_through_a_draft_vocabulary():

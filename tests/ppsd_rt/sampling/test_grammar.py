@@ -13,16 +13,7 @@ import pytest
 from grammar_support import GRAMMARS, PROMPT, SCHEMA
 from support import EOS, VOCAB, slow, write_model
 
-from ppsd_rt import (
-    Committed,
-    Engine,
-    Grammar,
-    Oracle,
-    PpsdError,
-    RunOptions,
-    SamplingParams,
-    UsageError,
-)
+from ppsd_rt import Committed, Engine, Grammar, PpsdError, SamplingParams, UsageError
 from ppsd_rt.errors import GrammarFailed
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import AUTO, parse_schedule
@@ -131,14 +122,6 @@ def test_copies_that_the_grammar_forbids_are_wrong_drafts(plain):
     assert answer.statistics.copied_judged > answer.statistics.copied_accepted
 
 
-def test_an_oracle_that_drafts_what_may_not_come(plain):
-    params = SamplingParams(max_tokens=60, grammar=GRAMMARS["regex"])
-    truth = plain.generate(PROMPT, params, "plain").run()
-    oracle = Oracle((*truth.prompt_ids, *truth.ids), 0.6, seed=1)
-    for schedule in (SCHEDULES["head"], SCHEDULES["overlap"]):
-        assert plain.generate(PROMPT, params, schedule, RunOptions(oracle=oracle)).run().ids == truth.ids
-
-
 def test_a_draft_vocabulary_without_anything_allowed(folder):
     engine = Engine.from_pretrained(folder, exit_head="norm:3:20", backend="cpu", dtype="float32", threads=1)
     for sampling in SAMPLINGS.values():
@@ -147,26 +130,11 @@ def test_a_draft_vocabulary_without_anything_allowed(folder):
         assert engine.generate(PROMPT, params, SCHEDULES["head"]).run().ids == plain.ids
 
 
-def test_top_k_above_what_is_allowed(plain):
-    params = SamplingParams(max_tokens=30, grammar=Grammar.regex("[ab]{30}"), temperature=1.0, top_k=50)
-    assert set(plain.generate(PROMPT, params).run().text) == {"a", "b"}
-
-
 def test_logprobs_are_of_the_model_not_of_the_grammar(plain):
     grammar = Grammar.regex("z{5}")
     answer = plain.generate(PROMPT, SamplingParams(max_tokens=5, grammar=grammar, logprobs=20)).run()
     assert answer.text == "zzzzz"
     assert all(token.logprob < -0.5 and len(token.top) == 20 for token in answer.logprobs)
-
-
-def test_answers_follow_each_other_with_and_without_grammar(engine):
-    """The KV cache keeps rows; a mask begins anew."""
-    params = SamplingParams(max_tokens=30, grammar=GRAMMARS["regex"])
-    first = engine.generate(PROMPT, params).run()
-    free = engine.generate(PROMPT, SamplingParams(max_tokens=30)).run()
-    again = engine.generate(PROMPT, params, SCHEDULES["head"]).run()
-    assert again.ids == first.ids != free.ids
-    assert engine.generate(PROMPT, SamplingParams(max_tokens=30), "plain").run().ids == free.ids
 
 
 @pytest.mark.parametrize("schedule", ["plain", "elastic"])
@@ -263,23 +231,6 @@ def test_response_formats():
     ):
         with pytest.raises(UsageError, match=said):
             of(bad)
-
-
-@pytest.mark.parametrize(
-    ("grammar", "said"),
-    [
-        (Grammar.regex("((("), "the regex is not valid: .*error: unclosed group"),
-        (Grammar.lark("start: foo"), 'the lark is not valid.*"foo"'),
-        (Grammar.json_schema({"type": "foo"}), "the json_schema is not valid: /type must be one or several of"),
-        (Grammar.json_schema("{"), "the json_schema is not valid"),
-        (Grammar.lark(""), "the lark is not valid"),
-    ],
-    ids=["regex", "lark", "schema", "no JSON", "empty"],
-)
-def test_a_grammar_that_is_none_is_refused_before_anything_is_decoded(plain, grammar, said):
-    with pytest.raises(UsageError, match=said) as caught:
-        plain.generate(PROMPT, SamplingParams(grammar=grammar))
-    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_what_does_not_go_together(plain, monkeypatch):

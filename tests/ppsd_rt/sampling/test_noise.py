@@ -49,18 +49,6 @@ def test_uniform_and_gumbel_are_distributed_as_they_say():
     assert scipy.stats.kstest(across, "uniform").pvalue > 1e-3
 
 
-def test_extreme_words_stay_inside_the_open_interval():
-    """The conversion of the smallest and the largest word, which no test would draw."""
-    words = np.array([0, 1, 0xFFFFFFFE, 0xFFFFFFFF], np.uint64)
-    scaled = np.minimum(
-        words.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)
-    )
-    noise = -np.log(-np.log1p(-scaled))
-    assert np.isfinite(noise).all()
-    assert noise.min() > -3
-    assert noise.max() < 23
-
-
 @pytest.mark.parametrize(("a", "b"), [(1, 1), (0.4, 3.6), (30, 5)])
 def test_stream_draws_beta(a, b):
     stream = Stream(3)

@@ -1,7 +1,5 @@
 """Penalties, logit_bias and logprobs: the same with every schedule, and what OpenAI means by them."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from support import VOCAB, slow, write_model
@@ -130,23 +128,6 @@ def test_logprobs_are_of_the_models_own_distribution(engine):
         assert reported.logprob == pytest.approx(own[completion.ids[place]], abs=1e-5)
 
 
-def test_logprobs_come_with_tokens_and_only_when_asked_for(engine):
-    generation = engine.generate(PROMPT, free(10, logprobs=0), SCHEDULES["siblings"])
-    tokens = list(generation)
-    assert tuple(token.logprob for token in tokens) == generation.completion.logprobs
-    assert all(token.logprob.logprob < 0 and token.logprob.top == () for token in tokens)
-    silent = engine.generate(PROMPT, free(10), SCHEDULES["siblings"])
-    assert all(token.logprob is None for token in silent)
-    assert silent.completion.logprobs == ()
-
-
-def test_logprobs_end_with_a_stop_string(engine):
-    params = free(40, logprobs=1)
-    text = engine.generate(PROMPT, params).run().text
-    cut = engine.generate(PROMPT, replace(params, stop=text[20:23])).run()
-    assert len(cut.logprobs) == len(cut.ids) < 40
-
-
 def test_stages_have_penalties_and_bias(engine):
     for options in ({"presence_penalty": 1.5, "logit_bias": BIAS}, {"frequency_penalty": 0.5}):
         params = free(16, **options)
@@ -163,19 +144,6 @@ def test_stages_have_penalties_and_bias(engine):
             assert tuple(answer[:16]) == plain.ids
     with pytest.raises(UsageError, match="stages have no logprobs"):
         engine.stages(free(logprobs=1))
-
-
-def test_ids_outside_the_vocabulary_have_no_bias(engine):
-    with pytest.raises(UsageError, match=f"logit_bias: id {VOCAB} is outside the vocabulary of {VOCAB}"):
-        engine.generate(PROMPT, free(logit_bias={VOCAB: 1}))
-
-
-@pytest.mark.parametrize("options", [*SAMPLINGS.values(), {"logprobs": 0}], ids=[*SAMPLINGS, "logprobs"])
-def test_a_backend_that_lacks_them_names_them(folder, monkeypatch, options):
-    engine = Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype="float32", threads=1)
-    monkeypatch.setattr(type(engine.backend), "extras", frozenset())
-    with pytest.raises(UsageError, match=f"the cpu backend has no {SamplingParams(**options).extras()[0]}"):
-        engine.generate(PROMPT, SamplingParams(**options))
 
 
 @pytest.mark.parametrize(
@@ -199,8 +167,3 @@ def test_a_backend_that_lacks_them_names_them(folder, monkeypatch, options):
 def test_bad_values_are_named(options, said):
     with pytest.raises(UsageError, match=said):
         SamplingParams(**options)
-
-
-def test_a_bias_is_kept_by_id():
-    assert SamplingParams(logit_bias={7: 1, 3: -2.5}).logit_bias == ((3, -2.5), (7, 1.0))
-    assert hash(SamplingParams(logit_bias={7: 1})) == hash(SamplingParams(logit_bias=[(7, 1)]))

@@ -28,9 +28,7 @@ OURS = {"top_k": 40, "min_p": 0.01, "repetition_penalty": 1.1}
 
 
 @pytest.mark.parametrize(
-    "params",
-    [{"temperature": 0.0}, SAMPLED, SAMPLED | OURS, PENALTIES],
-    ids=["greedy", "sampled", "ours", "penalties"],
+    "params", [{"temperature": 0.0}, SAMPLED, SAMPLED | OURS, PENALTIES], ids=["greedy", "sampled", "ours", "penalties"]
 )
 def test_chat(served, engine, params):
     ours = {name: value for name, value in params.items() if name in OURS}
@@ -90,39 +88,12 @@ def test_several_prompts_and_several_answers_of_each(served, engine, prompts):
     assert reply.usage.prompt_tokens == sum(len(engine.encode(prompt)) for prompt in prompts)
 
 
-def test_streams_of_several_answers(served, engine):
-    pieces = ["", ""]
-    for chunk in served.chat(n=2, seed=2**63 - 1, temperature=0.8, max_tokens=12, stream=True):
-        pieces[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
-    expected = [alone(engine, USER, max_tokens=12, temperature=0.8, seed=2**63 - 1, index=index) for index in (0, 1)]
-    assert pieces == [answer.text for answer in expected]
-
-
 def test_seeds(served):
     def say(**seed):
         return served.chat(temperature=1, max_tokens=24, **seed).choices[0]
 
     assert say(seed=-3).message.content == say(seed=-3).message.content != say(seed=4).message.content
     assert say().seed != say().seed, "without a seed every answer has one of its own"
-
-
-@pytest.mark.parametrize("prompts", [["Once"] * 4, [[79, 110]] * 4], ids=["texts", "ids"])
-def test_prompts_that_are_the_same_are_several_answers_to_one(served, engine, prompts):
-    own = served.complete(prompts, temperature=1, max_tokens=12).choices
-    assert len({choice.text for choice in own}) == len({choice.seed for choice in own}) == 4
-    for choice in own:
-        assert alone(engine, prompts[0], temperature=1.0, max_tokens=12, seed=choice.seed).text == choice.text
-    numbered = served.complete(prompts, temperature=1, max_tokens=12, seed=7).choices
-    assert {choice.seed for choice in numbered} == {7}
-    expected = [alone(engine, prompts[0], temperature=1.0, max_tokens=12, seed=7, index=index) for index in range(4)]
-    assert [choice.text for choice in numbered] == [answer.text for answer in expected]
-
-
-def test_streams_tell_the_seed_at_the_end(served, engine):
-    chunks = list(served.chat(temperature=1, max_tokens=12, stream=True))
-    seed = chunks[-1].choices[0].seed
-    assert text_of(chunks) == alone(engine, USER, temperature=1.0, max_tokens=12, seed=seed).text
-    assert served.chat(max_tokens=1).choices[0].seed is None  # greedy
 
 
 def test_stop_strings_and_ends(served, engine):
@@ -137,17 +108,6 @@ def test_stop_strings_and_ends(served, engine):
     ids = alone(engine, USER, max_tokens=24).ids
     choice = served.chat(max_tokens=24, extra_body={"stop_token_ids": [ids[5]]}).choices[0]
     assert choice.finish_reason == "stop"
-
-
-def test_answers_end_with_the_context_where_nothing_else_is_asked_for(served, engine):
-    reply = served.chat(extra_body={"ignore_eos": True})
-    assert reply.usage.total_tokens == engine.config.max_position_embeddings
-    assert reply.choices[0].finish_reason == "length"
-
-
-def test_both_names_of_max_tokens(served):
-    assert served.chat(max_completion_tokens=3).usage.completion_tokens == 3
-    assert served.chat(max_completion_tokens=3, max_tokens=5).usage.completion_tokens == 3
 
 
 def test_rounds_that_come_together_have_one_chunk(served, engine):
@@ -208,11 +168,6 @@ def test_sixteen_clients_get_what_each_would_get_alone(served, engine):
         for one in asked
     ]
     assert [reply.choices[0].text for reply in asyncio.run(ask_all())] == expected
-
-
-def test_logit_bias(served, engine):
-    id = engine.encode("z")[0]
-    assert served.chat(max_tokens=4, logit_bias={str(id): 100}).choices[0].message.content == "zzzz"
 
 
 COLOURS = {"enum": ["red", "green", "a long colour that drafts may help with"]}

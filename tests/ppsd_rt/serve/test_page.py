@@ -1,9 +1,7 @@
 """The page in a real browser: by playwright, in a Chromium of the system or of `playwright install`."""
 
-import json
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 from serve_support import HANG, serving
@@ -153,15 +151,6 @@ def test_conversations_and_settings_outlive_a_reload(page):
     assert page.locator("#kept option").all_text_contents() == ["(new)", "How?"]
 
 
-def test_a_conversation_is_exported(page):
-    ask(page, "Why?")
-    with page.expect_download() as download:
-        page.locator("#export").click()
-    saved = json.loads(Path(download.value.path()).read_text())
-    assert [message["content"] for message in saved] == texts(page)
-    assert [message["role"] for message in saved] == ["user", "assistant"]
-
-
 MARKDOWN = """# Title
 
 Some *words*, `code` and a [link](https://example.org).
@@ -197,55 +186,6 @@ def test_markdown_is_rendered_and_nothing_of_it_runs(page):
         "https://example.org/a.png",  # a link instead of a picture, which would be fetched from there
     ]
     assert "<img src=x" in answer.text_content()
-
-
-def test_code_is_copied(browser, served):
-    with browser.new_context(permissions=["clipboard-read", "clipboard-write"]) as context:
-        page = context.new_page()
-        page.goto(served.url)
-        shown(page, MARKDOWN)
-        page.locator(".code button").press("Enter")
-        playwright.expect(page.locator(".code button")).to_have_text("Copied", timeout=HANG * 1000)
-        assert page.evaluate("navigator.clipboard.readText()") == "a = 1 < 2\n"
-
-
-def test_a_narrow_screen_shows_all(page):
-    page.set_viewport_size({"width": 390, "height": 844})
-    shown(page, MARKDOWN + "\n\n" + "x" * 500 + "\n\n```\n" + "y" * 500 + "\n```\n")
-    page.locator("summary").click()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert page.evaluate("document.getElementById('talk').scrollWidth") <= 390
-    for control in page.locator("button, input, select, textarea").all():
-        box = control.bounding_box()
-        assert box is None or box["x"] + box["width"] <= 390
-    assert page.locator("#talk").bounding_box()["height"] > 150
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out(browser, served, scheme):
-    """Contrast of every colour against its background, by WCAG 2: 4.5 at least."""
-    with browser.new_page(color_scheme=scheme) as page:
-        page.goto(served.url)
-        page.locator("#origins").check()
-        found = page.evaluate(
-            """() => {
-                const probe = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-                const light = colour => {
-                    probe.fillStyle = colour; probe.fillRect(0, 0, 1, 1);
-                    const [r, g, b] = [...probe.getImageData(0, 0, 1, 1).data].slice(0, 3).map(v => v / 255)
-                        .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
-                    return .2126 * r + .7152 * g + .0722 * b;
-                };
-                const ratio = (a, b) => (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
-                const back = light(getComputedStyle(document.body).backgroundColor);
-                const soft = light(getComputedStyle(document.querySelector("header")).backgroundColor);
-                return [...document.querySelectorAll("#legend li"), document.body].flatMap(e => {
-                    const front = light(getComputedStyle(e).color);
-                    return [ratio(front, back), ratio(front, soft)];
-                });
-            }"""
-        )
-        assert min(found) >= 4.5
 
 
 def test_escape_stops_an_answer(browser, holding):

@@ -46,12 +46,6 @@ def test_a_response_and_the_next_one(served, roomy):
         ask(model=NAME, input="Go on", previous_response_id=first.id)
 
 
-def test_a_response_that_is_not_stored(served):
-    reply = served.client.responses.create(model=NAME, input="Hi", store=False, max_output_tokens=2)
-    with pytest.raises(openai.NotFoundError):
-        served.client.responses.retrieve(reply.id)
-
-
 def test_the_store_is_bounded(monkeypatch):
     store = responses.Store()
     monkeypatch.setattr(responses, "_MOST_STORED", 3)

@@ -6,8 +6,7 @@ import socket
 import pytest
 from serve_support import HANG, SCHEDULE, USER, serving
 
-from ppsd_rt import Grammar, SamplingParams
-from ppsd_rt.serve.settings import default_queue
+from ppsd_rt import SamplingParams
 
 EXTRAS = {
     "colour": "red",
@@ -64,13 +63,6 @@ def test_how_many_tokens_by_other_names(served):
         assert reply["usage"]["completion_tokens"] == count
     reply = served.http.post("/v1/completions", json={"prompt": "a", "n_predict": -1, "ignore_eos": True}).json()
     assert reply["usage"]["total_tokens"] == 512
-
-
-def test_a_seed_of_minus_one_is_none(served):
-    def drawn():
-        return served.post(temperature=1.5, seed=-1, max_tokens=1).json()["choices"][0]["seed"]
-
-    assert drawn() != drawn()  # of 64 bits; the texts may both be empty
 
 
 COLOUR = {"type": "object", "properties": {"a": {"enum": ["red"]}}, "required": ["a"], "additionalProperties": False}
@@ -159,18 +151,6 @@ def test_other_protocols_tell_it_too(served):
     assert json.loads(events[-1].partition("data: ")[2])["response"]["unheld"][0]["place"] == PLACE
 
 
-def test_of_a_tool_the_log_tells_it_once(roomy):
-    tool = {"type": "function", "function": {"name": "look", "parameters": LOOSE}}
-    with serving(roomy) as served:
-        for _ in range(2):
-            reply = served.post(tools=[tool], tool_choice="required", parallel_tool_calls=False, max_tokens=200)
-            assert "x-unheld" not in reply.headers and "unheld" not in reply.json()
-            call = reply.json()["choices"][0]["message"]["tool_calls"][0]["function"]
-            assert set(json.loads(call["arguments"])) == {"a"}
-        lines = [served.log._entries.get(timeout=HANG) for _ in range(3)]
-    assert [line["field"] for line in lines if line["event"] == "unheld"] == [f"look{PLACE}: a reference back"]
-
-
 def test_numbers_end_unless_they_need_not(served):
     schema = {"type": "integer", "minimum": 1}
     digits = map(str, served.engine.tokenizer.encode("0123456789"))  # it writes nothing else, as long as it may
@@ -179,44 +159,6 @@ def test_numbers_end_unless_they_need_not(served):
     assert said["finish_reason"] == "stop" and 1 <= int(said["message"]["content"]) < 2**63
     free = served.post(**body, max_tokens=60, unbounded_json=True).json()["choices"][0]
     assert free["finish_reason"] == "length" and len(free["message"]["content"]) == 60
-
-
-def test_keywords_of_pydantic(served):
-    """Of its set[...] and Decimal."""
-    schema = {
-        "type": "object",
-        "properties": {
-            "tags": {"type": "array", "items": {"enum": ["a"]}, "uniqueItems": True, "maxItems": 2},
-            "price": {"type": "string", "maxLength": 3, "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
-        },
-        "required": ["tags", "price"],
-    }
-    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
-    assert served.post(response_format=asked, max_tokens=1).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("items", "least", "most"),
-    [
-        ({"enum": ["a", "b"]}, None, 2),
-        ({"$ref": "#/$defs/Colour"}, None, 3),
-        ({"type": "string"}, None, 16),
-        ({"type": "string"}, 20, 20),
-    ],
-    ids=str,
-)
-def test_items_that_must_differ_are_bounded(roomy, items, least, most):
-    """Of pydantic's set[...]: a small model repeats them for ever."""
-    array = {"type": "array", "items": items, "uniqueItems": True} | ({"minItems": least} if least else {})
-    schema = {"$defs": {"Colour": {"enum": ["a", "b", "c"]}}, "type": "object", "properties": {"a": array}}
-    schema |= {"required": ["a"], "additionalProperties": False}
-    mask = roomy.compile(Grammar.json_schema(schema, strict=False))()
-    texts = [f'"{letter}"' for letter in "abc"[:most]] if most < 16 else ['"a"'] * most
-    ids = roomy.tokenizer.encode('{"a":[' + ",".join(texts), add_special_tokens=False)
-    comma, end = (roomy.tokenizer.encode(text, add_special_tokens=False)[0] for text in ",]")
-    assert all(mask.allowed(0, ids[:place])[id] for place, id in enumerate(ids))
-    allowed = mask.allowed(0, ids)
-    assert allowed[end] and not allowed[comma]
 
 
 def test_stop_strings_in_the_answer(served, engine):
@@ -313,10 +255,6 @@ def test_idle_connections_stay_longer_than_clients_are_told(engine):
     with serving(engine, keep_alive=90.0) as served:
         assert served.http.get("/health").headers["keep-alive"] == "timeout=90"
         assert served.server.config.timeout_keep_alive > 90
-
-
-def test_many_may_wait():
-    assert default_queue(4 << 20) >= 256 and default_queue(1 << 40) == 256
 
 
 def test_a_client_that_sends_no_more_gets_its_answer(holding):

@@ -135,11 +135,6 @@ def test_calls_that_are_required_are_made_and_valid(served, choice, sampling):
     assert len({call.id for call in streamed.message.tool_calls}) == len(calls)
 
 
-def test_one_call_where_no_more_are_wanted(served):
-    reply = served.chat(messages=ASKED, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, max_tokens=900)
-    assert len(reply.choices[0].message.tool_calls) == 1
-
-
 def test_a_schema_of_arguments_that_is_none(served):
     bad = {"type": "function", "function": {"name": "weather", "parameters": {"type": "strin"}}}
     reply = served.post(tools=[bad], tool_choice="required")
@@ -188,12 +183,6 @@ def test_drafts_keep_to_the_grammar_of_calls(roomy):
 
 def asked(**fields):
     return ChatRequest.model_validate({"messages": ASKED, "tools": TOOLS, **fields})
-
-
-def test_tools_that_are_not_to_be_called_change_nothing(served, roomy):
-    reply = served.chat(messages=ASKED, tools=TOOLS, tool_choice="none", max_tokens=12)
-    expected = roomy.generate(ASKED, SamplingParams(max_tokens=12), SCHEDULE).run()
-    assert reply.choices[0].message.content == expected.text
 
 
 def test_which_functions_may_be_called():

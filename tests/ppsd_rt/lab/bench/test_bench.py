@@ -1,30 +1,19 @@
 """`ppsd-run lab bench` with a tiny model: the arithmetic of what it reports, its formats, and what it refuses."""
 
-import csv
-import io
 import json
 import os
-import signal
 import statistics
 
 import pytest
-from support import tiny_head, tiny_model, write_model
+from support import tiny_head, tiny_model
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cli import main as cli
-from ppsd_rt.cli.parser import parse
-from ppsd_rt.lab.bench.bandwidth import Bandwidth
-from ppsd_rt.lab.bench.generate import Answers, Case, Workload, measure_generation
+from ppsd_rt.lab.bench.generate import Answers, Workload, measure_generation
 from ppsd_rt.lab.bench.kernels import PASS, chosen_isa
-from ppsd_rt.lab.bench.report import Column, Report
 from ppsd_rt.lab.bench.spread import Spread, take_turns
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.schedule import named, parse_schedule
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("bench") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -72,40 +61,6 @@ def test_cases_take_turns_until_interrupted():
 
     assert not take_turns("ab", 9, measure)
     assert order == list("abababa")
-
-
-def test_bandwidth_of_one_thread_is_always_measured():
-    bandwidth = Bandwidth([2])
-    assert bandwidth.threads == [1, 2]
-    assert bandwidth[2] is None
-    for _ in range(3):
-        bandwidth.measure(2)
-    assert len(bandwidth[2].samples) == 3
-    assert bandwidth[2].least > 0
-    assert set(bandwidth.as_dict()) == {"2"}
-
-
-def test_report_formats():
-    columns = (Column("name", "name"), Column("speed", "tok/s", 1), Column("share", "share", 0, percent=True))
-    rows = [
-        {"name": "a", "speed": Spread((10.0, 12.0, 11.0)), "share": 0.5},
-        {"name": "b, c", "speed": None, "share": 1.25, "more": 3},
-    ]
-    report = Report("title", columns, rows, {"machine": "m"}, {"best": "a"})
-    assert report.cells() == [["a", "11.0 ±9%", "50%"], ["b, c", "-", "125%"]]
-    for format in ("json", "jsonl"):
-        last = json.loads(report.lines(format).splitlines()[-1])
-        assert (last["machine"], last["best"]) == ("m", "a")
-    assert report.lines("md").splitlines()[2] == "| a | 11.0 ±9% | 50% |"
-    table = list(csv.DictReader(io.StringIO(report.lines("csv"))))
-    assert len(table) == 2  # CSV alone: no summary
-    assert table[0]["speed_median"] == "11.0"
-    assert table[0]["speed_most"] == "12.0"
-    assert table[1]["name"] == "b, c"
-    assert table[1]["more"] == "3"
-    row, *_ = report.lines("jsonl").splitlines()
-    assert json.loads(row)["speed"]["samples"] == [10.0, 12.0, 11.0]
-    assert json.loads(report.lines("json"))["rows"][1] == {"name": "b, c", "speed": None, "share": 1.25, "more": 3}
 
 
 def test_kernels(bench, folder, head):
@@ -232,19 +187,6 @@ def test_answers_are_not_helped_by_what_was_counted_in_the_answer_before(folder)
     assert shares == [pytest.approx(shares[0])] * 4
 
 
-def test_answers_that_differ_are_counted(folder, monkeypatch):
-    engine = Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="float32", threads=1)
-    generate = engine.generate
-
-    def wrong(ids, params, schedule, options):
-        return generate(ids if not schedule.drafts else [*ids[:-1], 9], params, schedule, options)
-
-    monkeypatch.setattr(engine, "generate", wrong)
-    answers = Answers([Workload("w", ((1, 2, 3),), True)], [20], {"eesd": named("eesd")}, repeats=1)
-    plain, eesd = measure_generation([engine], answers, {})[0].rows
-    assert (plain["differing"], eesd["differing"]) == (0, 1)
-
-
 def test_answers_that_differ_fail_the_command_in_the_end(bench, folder, monkeypatch):
     monkeypatch.setattr("ppsd_rt.lab.bench.generate.Setting.agrees", lambda setting, prompt, ids: prompt != 0)
     status, out, err = bench("generate", "-p", 8, "-n", 4, "-t", 1, "-r", 1, "--schedule", "lookup", "-o", "json")
@@ -253,94 +195,21 @@ def test_answers_that_differ_fail_the_command_in_the_end(bench, folder, monkeypa
     assert "differ from plain decoding" in err
 
 
-def test_prompts_of_a_file_are_added_up(bench, folder, tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    texts = ("one", "a longer one", "the third")
-    path.write_text("".join(json.dumps({"id": n, "prompt": t, "family": "f"}) + "\n" for n, t in enumerate(texts)))
-    args = ("-n", 9, "-t", 1, "-r", 1, "--temperature", 0.9, "--seed", 4)
-    status, out, _ = bench("generate", "--prompts", path, "--limit", 2, *args, "-o", "json")
-    row, auto = json.loads(out[-1])["rows"]
-    engine = Engine.from_pretrained(folder, exit_head="none")
-    params = SamplingParams(max_tokens=9, temperature=0.9, seed=4)
-    answers = [engine.generate([{"role": "user", "content": text}], params).run() for text in texts[:2]]
-    assert (status, row["schedule"], row["prompts"]) == (0, "plain", 2)
-    assert row["prompt_tokens"] == sum(len(answer.prompt_ids) for answer in answers)
-    assert row["tokens"] == auto["tokens"] == sum(len(answer.ids) for answer in answers)
-    assert row["by_prompt"] == [1.0, 1.0]
-    assert len(auto["by_prompt"]) == 2
-    assert auto["least_prompt"] == min(auto["by_prompt"]) <= auto["median_prompt"]
-
-
-def test_every_family_of_prompts_has_a_row_of_its_own(bench, tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    items = [{"id": 1, "prompt": "one", "family": "chat"}, {"question": "2 + 2?"}, {"question": "a longer one, 3 + 3?"}]
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
-    args = ("--prompts", path, "-n", 9, "-t", 1, "-r", 2, "--schedule", "lookup")
-    status, out, _ = bench("generate", *args, "-o", "json")
-    assert status == 0
-    last = json.loads(out[-1])
-    rows = last["rows"]
-    assert [(row["schedule"], row.get("family"), row["prompts"], row["workload"]) for row in rows] == [
-        ("plain", None, 3, "3 prompts"),
-        ("lookup", None, 3, "3 prompts"),
-        ("plain", "chat", 1, "chat: 1"),
-        ("plain", "gsm8k", 2, "gsm8k: 2"),
-        ("lookup", "chat", 1, "chat: 1"),
-        ("lookup", "gsm8k", 2, "gsm8k: 2"),
-    ]
-    for total, *parts in ((rows[0], *rows[2:4]), (rows[1], *rows[4:])):
-        for key in ("tokens", "prompt_tokens"):
-            assert total[key] == sum(part[key] for part in parts)
-        assert total["by_prompt"] == [ratio for part in parts for ratio in part["by_prompt"]]
-    assert all(row["ratio"]["samples"] == [1.0, 1.0] for row in rows if row["schedule"] == "plain")
-    assert [row["schedule"] for row in last["results"]] == ["plain", "lookup"]
-    assert [row["family"] for row in last["families"]] == ["chat", "gsm8k"] * 2
-    assert {"ratio", "tokens_per_round"} <= set(last["families"][-1])
-
-
-def test_table_and_defaults(bench, head, tmp_path):
-    args = ("-p", 8, "-n", 6, "-r", 2, "--exit-head", head, "-t", 1, "--save", tmp_path / "result.json")
-    status, out, err = bench("generate", *args)
-    assert (status, err) == (0, "")
-    assert [line.split()[0] for line in out[2:4]] == ["plain", "auto"]
-    assert "measurement" not in out[-1]
-    summary = json.loads((tmp_path / "result.json").read_text())
-    assert summary["measurement"] == "generate"
-    assert {"date", "command", "machine", "bandwidth", "results"} <= set(summary)
-    assert summary["interrupted"] is False
-
-
-def test_torch_is_measured_too(bench):
-    args = ("-p", 8, "-n", 6, "-r", 1, "--backend", "torch", "--dtype", "float32", "--exit-head", "norm:2")
-    status, out, _ = bench("generate", *args, "-o", "json")
-    assert status == 0
-    assert [row["backend"] for row in json.loads(out[-1])["rows"]] == ["torch", "torch"]
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (["generate", "-p", "0"], "'0' is not a number"),
-        (["generate", "-p", "3,x"], "--prompt-tokens"),
-        (["generate", "-n", ""], "--max-tokens"),
-        (["generate", "--oracle", "1.5"], "probability"),
         (["generate", "--schedule", "warp"], "warp"),
         (["generate", "--dtype", "int3"], "int3"),
-        (["generate", "--dtype", "int8,"], "empty item"),
-        (["generate", "--output", "xml"], "xml"),
         (["generate", "-p", "500", "-n", "13"], "context of 512"),
         (["generate", "-p", "5", "--prompts"], "not both"),
         (["generate", "--limit", "5"], "--limit"),
         (["generate", "--prompts", "/no/such/file"], "/no/such/file"),
-        (["generate", "--temperature", "-1"], "temperature"),
         (["kernels", "--kernels", "warp"], "warp"),
         (["kernels", "--kernels", "exit_head", "--exit-head", "none"], "no exit head"),
         (["kernels", "--isa", "mmx"], "mmx"),
         (["kernels", "--rows", "-3"], "--rows"),
-        (["kernels", "-t", "none"], "--threads"),
-        (["kernels", "-r", "0"], "--repeats"),
         (["speed"], "speed"),
-        ([], "WHAT"),
     ],
 )
 def test_wrong_usage_is_one_line(bench, args, words):
@@ -348,30 +217,3 @@ def test_wrong_usage_is_one_line(bench, args, words):
     assert (status, out) == (2, [])
     assert words in err
     assert len(err.splitlines()) == 1
-
-
-def test_lists_have_no_doubles():
-    args = parse(["lab", "bench", "generate", "-p", "4,4,2", "--oracle", "off,0.5,off", "--dtype", "int8,int8"])
-    assert (args.prompt_tokens, args.oracle, args.dtype) == ([4, 2], [None, 0.5], ["int8"])
-
-
-def test_interrupt_prints_what_there_is(bench, head, monkeypatch):
-    """Ctrl-C in the middle of the second repeat, and in the warm-up."""
-    run, runs = Case.run, []
-
-    def interrupted(case, prompt):
-        runs.append(case)
-        if len(runs) == stop:
-            signal.raise_signal(signal.SIGINT)
-        return run(case, prompt)
-
-    monkeypatch.setattr(Case, "run", interrupted)
-    for stop, samples in ((5, [2, 1]), (1, [])):  # noqa: B007 (interrupted() reads it)
-        runs.clear()
-        args = ("-p", 8, "-n", 9, "-t", 1, "-r", 9, "--exit-head", head, "-o", "json")
-        status, out, err = bench("generate", *args)
-        result = json.loads(out[-1])
-        assert (status, result["interrupted"]) == (130, True)
-        assert [len(row["decode_tokens_per_second"]["samples"]) for row in result["rows"]] == samples
-        assert err == "ppsd-run: interrupted; this is what had been measured\n"
-    assert result["bandwidth"] == {}

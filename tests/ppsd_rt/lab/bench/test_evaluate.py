@@ -5,18 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from support import VOCAB, write_model
+from support import VOCAB
 
-from ppsd_rt import Engine, UsageError
+from ppsd_rt import Engine
 from ppsd_rt.cli import main as cli
-from ppsd_rt.cpu.backend import CpuBackend
 from ppsd_rt.lab.bench.evaluate import Quality, evaluate, windows
-from ppsd_rt.lab.texts import evaluation_text
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("eval") / "model")
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 8, 20, 21, 50])
@@ -31,12 +24,6 @@ def test_every_token_is_a_target_once_and_follows_its_window(length, size):
         assert list(piece.ids) == list(range(piece.ids[0], piece.targets[-1]))
         first = piece.targets[0]
         assert first - piece.ids[0] >= min(first - 100, size // 2)
-
-
-def test_windows_of_nothing():
-    for ids, size, words in (([1], 8, "too short"), ([1, 2], 1, "at least 2")):
-        with pytest.raises(UsageError, match=words):
-            windows(ids, size)
 
 
 def test_formulas_equal_torch():
@@ -76,48 +63,6 @@ def test_a_model_is_as_good_as_itself():
     assert found["flat"].as_dict(right)["divergence"] > 0.1
 
 
-def test_an_interruption_leaves_the_windows_that_all_have_seen():
-    pieces = windows([*range(40)], 16)
-    calls = []
-
-    def model(ids, last):
-        calls.append(ids)
-        if len(calls) == 2 * 2 + 2:  # a model's third window, which the right one has seen by then
-            raise KeyboardInterrupt
-        return np.random.default_rng(list(ids)).normal(size=(last, 50)).astype(np.float32)
-
-    right, found, whole = evaluate({"same": model}, model, pieces)
-    seen = sum(len(piece.targets) for piece in pieces[:2])
-    assert not whole
-    assert right.as_dict()["tokens"] == found["same"].as_dict(right)["tokens"] == seen
-    assert found["same"].as_dict(right)["perplexity_ratio"] == 1
-    calls[:] = [0] * 4  # in the first window
-    with pytest.raises(KeyboardInterrupt):
-        evaluate({"same": model}, model, pieces)
-
-
-def test_the_text_that_comes_with_it():
-    text = evaluation_text()
-    assert len(text.split()) > 1200
-    assert "def merge" in text
-    assert "œufs" in text
-
-
-def test_an_interruption_of_the_command_leaves_a_table(folder, capsys, interrupt):
-    args = ["lab", "eval", "--model", str(folder), "--window", "24", "--threads", "1", "--dtype", "int8", "-o", "json"]
-    interrupt(CpuBackend, "logits", after=5)
-    assert cli.main(args) == 130
-    out, err = capsys.readouterr()
-    last = json.loads(out.splitlines()[-1])
-    assert last["interrupted"]
-    assert [row["dtype"] for row in last["results"]] == ["float32", "int8"]
-    assert len({row["tokens"] for row in last["results"]}) == 1
-    assert "interrupted" in err.splitlines()[-1]
-    interrupt(CpuBackend, "logits", after=1)
-    assert cli.main(args) == 130
-    assert capsys.readouterr().out == ""
-
-
 def test_eval(folder, capsys, tmp_path):
     """The perplexity of the command is that of the model, computed anew from single prefixes."""
     path = tmp_path / "text.txt"
@@ -148,12 +93,9 @@ def test_eval(folder, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--dtype", "int3"], "int3"),
-        (["--against", "tpu:float32"], "tpu"),
         (["--window", "513"], "context of 512"),
         (["--window", "1"], "at least 2"),
         (["--text", "/no/such/file"], "/no/such/file"),
-        (["--output", "xml"], "xml"),
     ],
 )
 def test_wrong_usage_is_one_line(folder, capsys, args, words):

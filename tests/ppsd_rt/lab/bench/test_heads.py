@@ -1,17 +1,15 @@
 """`ppsd-run heads`: what it says of a head is what the engine does with it; the plot's lines are the planner's."""
 
 import json
-import os
 
 import pytest
-from support import loud_head, write_model
+from support import loud_head
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.cli.main import main
 from ppsd_rt.cli.prompts import NamedPrompt
 from ppsd_rt.lab.bench.heads import HeadMeasure, _needed, measure_head, speeds_chart
-from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
 from ppsd_rt.models.checkpoint import Checkpoint
 
 COSTS = Costs(StageCosts(0.1, 0.2, tuple(1.0 + 0.1 * rows for rows in range(16))), None)  # a plain step: 1.1
@@ -42,11 +40,6 @@ def test_lines_of_equal_speed():
     assert [(line.name, line.dashed) for line in panel.lines][1::3] == [("1.5 times plain", True), ("a", False)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("heads") / "model")
-
-
 def test_figures_are_those_of_the_answers(folder, tmp_path):
     path = tmp_path / "loud.safetensors"
     loud_head(Checkpoint(folder).hash).save(path)
@@ -65,36 +58,6 @@ def test_figures_are_those_of_the_answers(folder, tmp_path):
     assert len(measure.survival) == 3
     assert measure.survival == sorted(measure.survival, reverse=True)
     assert seen == [0, 1]
-
-
-def test_an_interruption_leaves_what_was_measured(folder, tmp_path, capsys, interrupt):
-    options = ["--model", str(folder), "--dtype", "float32", "--threads", "1", "--limit", "2", "-n", "8"]
-    command = ["heads", "norm:2", "norm:3", "norm:1", *options, "-o", "json"]
-    prompts = len(first_of_each_family(read_prompts(None), 2))
-    interrupt(Engine, "generate", after=2 * prompts + 3)  # each prompt greedily and warm; in the second of norm:3
-    assert main(command) == 130
-    out, err = capsys.readouterr()
-    last = json.loads(out.splitlines()[-1])
-    assert last["interrupted"]
-    assert [result["name"] for result in last["results"]] == ["norm:2", "norm:3"]
-    assert "interrupted" in err.splitlines()[-1]
-    interrupt(Engine, "generate", after=0)
-    assert main(command) == 130
-    assert capsys.readouterr().out == ""
-
-
-def test_a_plot_that_cannot_be_written_is_told_first_and_loses_nothing(folder, tmp_path, capsys, interrupt):
-    options = ["--model", str(folder), "--dtype", "float32", "--threads", "1", "--limit", "1", "-n", "4", "-o", "json"]
-    if os.path.exists("/dev/full"):
-        full = tmp_path / "full.svg"
-        full.symlink_to("/dev/full")
-        assert main(["heads", "norm:2", *options, "--plot", str(full)]) == 1
-        out, err = capsys.readouterr()
-        assert json.loads(out.splitlines()[-1])["best"] == "norm:2"
-        assert err == f"ppsd-run: cannot write the plot to {full}: No space left on device\n"
-    interrupt(Engine, "generate", after=0)  # it must not come to that
-    assert main(["heads", "norm:2", *options, "--plot", "/nowhere/x.svg"]) == 2
-    assert "/nowhere/x.svg" in capsys.readouterr().err
 
 
 def test_command(folder, tmp_path, capsys):

@@ -25,43 +25,6 @@ def test_the_same_chart_gives_the_same_bytes(format, monkeypatch):
     assert drawn(chart_of(Line("a", POINTS)), format) != first
 
 
-def test_a_user_s_own_style_changes_nothing():
-    import matplotlib
-
-    chart = chart_of(Line("a", POINTS))
-    first = drawn(chart, "svg")
-    with matplotlib.rc_context({"lines.linewidth": 9, "axes.facecolor": "red", "font.size": 30}):
-        assert drawn(chart, "svg") == first
-
-
-def test_no_two_lines_look_alike():
-    names = [f"line {i}" for i in range(90)]
-    lines = [Line(name, POINTS, dashed) for name in names for dashed in (True, False)]
-    figure = _figure(chart_of(*lines, dashed="closed form"))
-    [legend] = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [*names, "closed form"]
-    handles = legend.legend_handles
-    assert len({handle.get_color() for handle in handles}) == 91
-    for some in (handles[i : i + 10] for i in range(80)):
-        assert len({handle.get_marker() for handle in some}) == 10
-    drawn_lines = figure.axes[0].get_lines()
-    results = [line for line in drawn_lines if line.get_marker() != "None"]
-    assert [line.get_color() for line in results] == [handle.get_color() for handle in handles[:-1]]
-    assert [line.get_color() for line in drawn_lines if line not in results] == [line.get_color() for line in results]
-    assert list(results[0].get_xdata()) == [0, 0.5, 1]
-
-
-def test_a_line_has_one_look_in_every_panel():
-    panels = [Panel("one", [Line("a", POINTS), Line("b", POINTS)]), Panel("two", [Line("b", POINTS)])]
-    figure = _figure(Chart("title", "x", "y", [*panels, panels[0]], 2))
-    (_, b), (alone,) = (axes.get_lines() for axes in figure.axes[:2])
-    assert (b.get_color(), b.get_marker()) == (alone.get_color(), alone.get_marker())
-    assert len(figure.axes) == 3  # no empty fourth one
-    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
-    assert [axes.get_ylabel() for axes in figure.axes] == ["y", "", "y"]
-    assert {axes.get_xlabel() for axes in figure.axes} == {"x"}
-
-
 def test_categories_and_ranges():
     line = Line("2 threads", [(350, 1), (180, 0)], ranges=[(340, 400), (170, 184)])
     figure = _figure(chart_of(line, categories=["plain", "auto"]))
@@ -71,15 +34,6 @@ def test_categories_and_ranges():
     assert spans == [[(170, 0), (184, 0)], [(340, 1), (400, 1)]]
     assert axes.get_xlim() == (0, pytest.approx(420))
     assert axes.get_lines()[0].get_linestyle() == "None"
-
-
-@pytest.mark.parametrize("points", [[(1, 1)], [(0, 0)], [(1, 1), (1.0000000000000002, 2)], [(1e-6, 1e300), (1e9, 2)]])
-@pytest.mark.filterwarnings("error")
-def test_names_and_numbers_of_every_kind(points):
-    """A name is text: no formula, nothing hidden, no warning of letters that the font lacks."""
-    chart = drawn(chart_of(Line("_$\\frac$中", points)), "svg").decode()
-    assert ">_$\\frac$中<" in chart
-    drawn(chart_of(Line("_$\\frac$中", points)), "png")
 
 
 @pytest.mark.parametrize("name", ["plot", "plot.pdf", "plot.svg.gz", ".svg"])

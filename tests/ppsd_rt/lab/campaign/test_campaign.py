@@ -1,20 +1,15 @@
 """`ppsd-run check --tokens N`: what is drawn, that it goes on where it stopped, and that it finds what differs."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from dataclasses import fields, replace
 
 import pytest
 from support import write_model
 
-from ppsd_rt import Engine, _native
-from ppsd_rt._native import Costs
+from ppsd_rt import Engine
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cpu.backend import CpuBackend
-from ppsd_rt.lab.campaign import draw, run, state
+from ppsd_rt.lab.campaign import draw, run
 from ppsd_rt.lab.campaign.draw import Material, draw_case
 from ppsd_rt.pipeline.rounds import Round
 from ppsd_rt.pipeline.schedule import PLAIN, describe, parse_schedule
@@ -113,19 +108,6 @@ def test_everything_is_drawn():
         assert len({getattr(text.params, name) for text in texts}) > 1, name
 
 
-def test_parts_that_are_not_there_are_not_drawn():
-    bare = replace(MATERIAL, exit_layer=None, engine=False, siblings=False, extras=False)
-    drawn = [draw_case(bare, 0, number) for number in range(30)]
-    assert not any(text.params.extras() for case in drawn for text in case.texts)
-    free = [draw_case(replace(MATERIAL, grammars=False), 0, number) for number in range(30)]
-    assert not any(text.params.grammar for case in free for text in case.texts)
-    assert all(case.setup is None for case in drawn)
-    assert {answer.kind for case in drawn for answer in case.answers} == {"plain", "lookup"}
-    ranks = replace(MATERIAL, engine=False, siblings=False)
-    answers = [answer for number in range(30) for answer in draw_case(ranks, 0, number).answers]
-    assert not any(answer.schedule.siblings for answer in answers)
-
-
 def test_many_at_once_with_little_memory(check, monkeypatch):
     """Answers side by side, which wait for each other and lose their places, are compared as others are."""
     monkeypatch.setattr(draw, "_long", lambda rng, least, most: most)
@@ -202,31 +184,6 @@ def test_reference_and_tested_engine_share_weights_only(folder):
     assert generation.run().ids == tuple(token.id for token in before)
 
 
-def test_auto_works_with_costs_that_it_is_made_to_believe(folder, monkeypatch):
-    monkeypatch.setattr(_native.Engine, "calibrate", lambda engine: pytest.fail("measured all the same"))
-    engine = Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="int8")
-    case = draw_case(MATERIAL, 0, 0)
-    assert isinstance(case.believed, Costs)
-    engine.backend.believe(case.believed)
-    assert engine.generate("abc", schedule="auto").run().ids
-    assert engine.backend.costs() == case.believed
-
-
-def test_another_build_begins_anew_and_says_so(check, monkeypatch):
-    assert check("--tokens", 1)[0] == 0
-    assert "begins anew" not in check("--tokens", 1)[2]
-    monkeypatch.setattr("ppsd_rt.lab.cli.campaign.build_id", lambda: "another")
-    assert "another build has begun this campaign" in check("--tokens", 1)[2]
-
-
-def test_the_build_is_that_of_extension_and_cases(monkeypatch, tmp_path):
-    before = state.build_id()
-    other = tmp_path / "draw.py"
-    other.write_text("")
-    monkeypatch.setattr(draw, "__file__", str(other))
-    assert state.build_id() != before
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -251,20 +208,6 @@ def test_a_state_of_something_else_is_refused(check, tmp_path):
     assert "cannot keep the campaign's state" in check("--tokens", 1, "--state", tmp_path)[2]
 
 
-def test_an_interruption_ends_it_with_a_report(check, monkeypatch):
-    real, left = Engine.generate, [150]
-
-    def generate(*args):
-        left[0] -= 1
-        if left[0] == 0:
-            signal.raise_signal(signal.SIGINT)
-        return real(*args)
-
-    monkeypatch.setattr(Engine, "generate", generate)
-    status, out, _ = check("--tokens", 10**9, "--json")
-    assert (status, json.loads(out)["interrupted"]) == (130, True)
-
-
 def test_options_of_the_machine_stay_as_given(check, monkeypatch):
     monkeypatch.setenv("PPSD_ISA", "portable")
     given = ("--dtype", "bfloat16", "--kv-dtype", "int8", "--threads", 1, "--stages", 2, "--exit-head", "norm:1")
@@ -278,22 +221,3 @@ def test_options_of_the_machine_stay_as_given(check, monkeypatch):
         "stages": ["2"],
         "exit head": ["norm"],
     }
-
-
-def test_other_backends_are_checked_as_they_are(check):
-    status, out, _ = check("--tokens", 100, "--backend", "torch", "--exit-head", "norm:2", "--threads", 1, "--json")
-    result = json.loads(out)
-    assert (status, result["differences"], result["engine"]) == (0, [], {"backend": "torch"})
-
-
-@pytest.mark.slow
-def test_over_two_ranks(folder, tmp_path):
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppsd_rt"]
-    args = ["check", "-m", str(folder), "--exit-head", "norm:1", "--tokens", "300", "--json"]
-    done = subprocess.run(
-        [*ranks, *args], capture_output=True, text=True, timeout=300, env={**os.environ, "PPSD_CACHE": str(tmp_path)}
-    )
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert (report["differences"], report["engine"]["ranks"]) == ([], 2)
-    assert {"eesd", "ppsd", "elastic", "auto"} <= set(report["by"]["schedule"])

@@ -3,9 +3,9 @@
 import pytest
 from support import write_model
 
-from ppsd_rt import Engine, SamplingParams, UsageError
+from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.generation import Committed, Token
-from ppsd_rt.lab.watch.record import DraftToken, Recording, Verdict, record, stage_names, told
+from ppsd_rt.lab.watch.record import DraftToken, Verdict, record, told
 from ppsd_rt.pipeline.rounds import Draft, Drafted, Round
 
 
@@ -75,27 +75,3 @@ def test_a_recording_is_what_happened(engine, schedule):
     if schedule == "plain":
         assert recording.drafts == ()
         assert recording.step() > 0.0
-
-
-def test_stages_are_named_by_their_layers(engine):
-    assert stage_names(engine, 2, 1) == ("draft: layers 1-4, exit head", "verify: layers 5-8")
-    assert stage_names(engine, 2, 2) == stage_names(engine, 2, 1)  # they take turns in one track
-    assert stage_names(engine, 4, 3) == (
-        "draft: layers 1-4, exit head",
-        "verify: layer 5",
-        "verify: layer 6",
-        "verify: layers 7-8",
-    )
-
-
-def test_a_backend_without_such_a_record_says_so(engine, monkeypatch):
-    monkeypatch.setattr(type(engine.backend), "name", "other")
-    with pytest.raises(UsageError, match="other backend does not record"):
-        record(engine, "watch me", SamplingParams(), "plain")
-
-
-def test_of_nothing_there_is_nothing_to_see():
-    recording = Recording("", ("embedding", "verify"), (), (), ())
-    assert recording.end == 0.0
-    assert recording.moments() == []
-    assert recording.step() == 1000.0

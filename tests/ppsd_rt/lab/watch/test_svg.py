@@ -1,12 +1,9 @@
 """The animation is one SVG that needs nothing else, and shows what was recorded, when it was."""
 
-import re
 from xml.etree import ElementTree
 
-from support import write_model
 from watch_support import SMALL
 
-from ppsd_rt.cli import main as cli
 from ppsd_rt.lab.watch.svg import draw
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -30,33 +27,3 @@ def test_it_shows_what_was_recorded():
     assert (kinds.count("accepted"), kinds.count("rejected"), kinds.count("dropped")) == (1, 1, 2)
     assert kinds.count("verify") == 2
     assert "\x1b" not in source
-
-
-def test_colours_change_at_the_verdict():
-    source = draw(SMALL, "Why?", 1000.0)  # 5 ms: 5 s, and 3 s more
-    assert "8.00s" in source
-    drafts = re.findall(r'<rect class="accepted"[^>]*animation: (k\d+) 8.00s step-end infinite', source)
-    rule = re.search(rf"@keyframes {drafts[0]} .*", source)[0]
-    assert "0% { fill: var(--fly-fill)" in rule
-    assert "37.5%, to { fill: var(--ok-fill)" in rule  # 3 of 8 s
-    run = re.search(r"@keyframes go .*", source)[0]
-    assert "62.5%, to" in run
-    assert "translateX(-" in run
-
-
-def test_it_needs_nothing_else():
-    source = draw(SMALL, "Why?", 200.0)
-    assert not re.search(r"<script|<image|<foreignObject|@import|url\((?!#lanes)", source)
-    assert re.findall(r"https?://[^\"' ]+", source) == ["http://www.w3.org/2000/svg"]
-    assert "prefers-reduced-motion" in source
-
-
-def test_the_command_writes_it(tmp_path, capsys):
-    folder = write_model(tmp_path / "model", num_hidden_layers=8)
-    path = tmp_path / "watch.svg"
-    options = ["--model", str(folder), "--exit-head", "norm:4", "--raw", "-n", "20", "--svg", str(path)]
-    assert cli.main(["watch", "one two three", *options]) == 0
-    assert capsys.readouterr().out == ""
-    root = ElementTree.parse(path).getroot()
-    assert any("verify: layers 5-8" in text for text in texts(root))
-    assert any(rect.get("class") in ("accepted", "rejected", "dropped") for rect in root.iter(f"{SVG}rect"))

@@ -41,18 +41,9 @@ def test_a_verdict_commits_and_rolls_back():
     assert "The sky is" in found
 
 
-def test_nobody_knows_yet_that_a_step_under_way_will_be_void():
-    assert "x" not in lane(lines(3000.0), "draft")
-    assert "x" in lane(lines(3150.0), "draft")
-
-
 def test_control_characters_of_drafts_do_not_reach_the_terminal():
     assert "\x1b[2J" not in "".join(lines(2950.0))
     assert any("\\x1b[2J" in line for line in lines(2950.0))
-
-
-def test_a_narrow_terminal_still_has_lanes():
-    assert "1=" in lane(lines(2500.0, width=30), "draft")
 
 
 class Clock:
