@@ -54,7 +54,7 @@ def test_chains_are_those_of_the_reference(case, checkpoint, tmp_path):
         row, tokens, features = 0, context[1:].tolist(), states  # of rows whose next token and feature are there
         for step in range(6):
             features = features[: len(tokens)].reshape(len(tokens), -1)
-            output = passes.eagle([(row, len(tokens), [0])], tokens, features, step == 0)[-1:]
+            output = passes.eagle([(row, len(tokens), [0], 0)], tokens, features, step == 0)[-1:]
             row += len(tokens)
             (found,) = passes.draw([((row - 1, 1, [0]), output, 0, output, ())], None)
             np.testing.assert_allclose(found, logits[step], atol=1e-4, rtol=0)
