@@ -9,7 +9,7 @@ import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from threading import RLock
+from threading import Condition, RLock, get_ident
 from time import perf_counter
 from typing import Any
 
@@ -107,6 +107,7 @@ class CudaBackend:
         with self._out_of_memory(f"the weights as {self._dtype}", needed):
             self._base = DeviceWeights.from_checkpoint(checkpoint, self._dtype, self._device, places)
         self._starting = RLock()
+        self._over = Condition(self._starting)  # told when the answer that is alone is over
         if kv_memory is None and on_gpu:
             kv_memory = int(torch.cuda.mem_get_info(self._device)[0] * SHARE)
         self._kv_memory = kv_memory_of(kv_memory)
@@ -203,6 +204,8 @@ class CudaBackend:
                 return
             if not answer.handed_over:
                 raise PpsdError(ENDED)
+        elif self.concurrency == 1:
+            return  # cancelled before its turn came
         limits = replace(limits, own=limits.own + len(said))
         place = object()
         with self._starting:
@@ -220,20 +223,29 @@ class CudaBackend:
 
     def _begin_alone(self, *asked: *Asked) -> "_Answer | None":
         """None: it goes by the loop."""
-        prompt, params, schedule, limits, options, _ = asked
+        prompt, params, schedule, limits, options, cancellation = asked
         with self._starting:
+            if self.concurrency == 1 and not self._waited(cancellation):
+                return None
             self._check()
             beyond = limits.end > PAGE * self._pages  # it could not go on in company
-            if self.concurrency == 1:
-                if self._answer:
-                    raise PpsdError("several GPUs decode one answer at a time, and one is in progress: end it, or wait")
-            elif self._answer or self._beside or self._eagle or limits.own or beyond or not params.plain:
+            if self.concurrency > 1 and (
+                self._answer or self._beside or self._eagle or limits.own or beyond or not params.plain
+            ):
                 return None
             with self._failing():
                 schedule = self._possible(schedule, params, options.oracle)
                 planner = self._plan(schedule, options.oracle, params)
                 self._answer = self._last = self._begin(prompt, params, schedule, planner, limits, options)
             return self._answer
+
+    def _waited(self, cancellation: Cancellation) -> bool:
+        """Over several devices, for the answer before this one. False: this one was cancelled meanwhile."""
+        while self._answer is not None and not cancellation.asked:
+            if self._answer.thread == get_ident():
+                raise PpsdError("several GPUs decode one answer at a time: end the one that is in progress")
+            self._over.wait(0.05)  # whoever cancels may not be made to wait for the lock, and so does not tell
+        return not cancellation.asked
 
     def _alone(self, answer: "_Answer", cancellation: Cancellation) -> Iterator[Round | Drafted]:
         cancellation.tells(answer.cancel)
@@ -245,6 +257,7 @@ class CudaBackend:
             with self._starting:
                 if self._answer is answer:
                     self._answer = None
+                self._over.notify_all()
 
     def _hand_over(self) -> None:
         """Nothing works on the answer that is alone when this returns; it goes on in the loop."""
@@ -455,6 +468,7 @@ class CudaBackend:
 
     def forked(self) -> None:
         self._starting = RLock()
+        self._over = Condition(self._starting)
         self._answer = self._last = None
         self._beside = set()
         self._answers.forked()
@@ -557,6 +571,7 @@ class _Answer:
         self._events, self._session = events, session
         self._turn = RLock()  # of the thread that launches, where Python does
         self.handed_over = False
+        self.thread = get_ident()  # which would wait for itself, see CudaBackend._waited
 
     def events(self) -> Generator[Round | Drafted, None, None]:
         while True:

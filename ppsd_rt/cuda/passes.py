@@ -233,7 +233,8 @@ class CudaPasses:
         for start, count, pages, prompt in texts:
             if prompt:
                 here = slice(first, first + prompt)
-                out[here] = self._prompt_rows(name, x[here], start, pages, self._tapped[here], cancelled)
+                with devices.on(self.device):
+                    out[here] = self._prompt_rows(name, x[here], start, pages, self._tapped[here], cancelled)
             positions = range(start + prompt, start + count)
             seats = enumerate(_seats(positions, pages), first + prompt)
             rows += [Row(row, at, seat, pages) for at, (row, seat) in zip(positions, seats, strict=True)]
@@ -319,12 +320,16 @@ class CudaPasses:
         tiles = next(size for size in TILES if len(rows) <= MAX_ROWS * size)
         self._x[: len(x)] = torch.from_numpy(x)
         self._place(rows)
-        run = partial(step, Texts(tiles, self._places[: MAX_ROWS * tiles], self._tables))
-        with devices.on(self.device):
-            if self._graphs is None:
-                run()
-            else:
-                self._graphs.launch((name, tiles), run)
+        texts = Texts(tiles, self._places[: MAX_ROWS * tiles], self._tables)
+
+        def run() -> None:
+            with devices.on(self.device):
+                step(texts)
+
+        if self._graphs is None:
+            run()
+        else:
+            self._graphs.launch((name, tiles), run)
 
     def _place(self, rows: Sequence[Row]) -> None:
         """Tell the device of the rows of a launch."""

@@ -167,13 +167,18 @@ def devices(folder):
         result[name] = answer(engine, schedule, trace=schedule == "ppsd", params=params)
         result[name]["devices"] = len(guard.launches)
         engine.backend._drop_stages()
-    first = engine.generate(PROMPT, greedy, "plain")
-    next(iter(first))
+    first, second = (engine.generate(PROMPT, greedy, "plain") for _ in range(2))
+    tokens = iter(first)
+    said = [next(tokens).id]
     try:
         engine.generate(PROMPT, greedy, "plain").run()
     except PpsdError as error:
-        result["another"] = str(error)
-    return result
+        result["itself"] = str(error)
+    waits = threading.Thread(target=second.run)
+    waits.start()
+    said += [token.id for token in tokens]
+    waits.join()
+    return result | {"first": said, "second": second.completion.ids}
 
 
 def company(folder):

@@ -89,7 +89,8 @@ def test_an_answer_begins_alone_and_goes_on_in_company(folder, fake_driver):
 def test_stages_on_several_devices_give_the_plain_answer(three_layers, fake_driver):
     result, errors = run("devices", three_layers, fake_driver)
     assert errors == ""
-    assert result.pop("another").startswith("several GPUs decode one answer at a time")
+    assert result.pop("itself").startswith("several GPUs decode one answer at a time")
+    assert result.pop("first") == result.pop("second")  # another thread's, which waits
     plain = {kind: result[f"one, {kind}"]["ids"] for kind in ("sampled", "penalised")}
     for name, answer in result.items():
         several = not name.startswith("one")
