@@ -81,7 +81,7 @@ class ToyPasses:
 
     hidden_size, vocab_size, draft_share, draft_ids, taps = 1, VOCAB, 0.5, (), ()
     drafts = True
-    lags = hears = follows = False
+    lags = hears = follows = decoded_rows_differ = chooses = False
 
     def __init__(self, truth, drafts):
         self.rotary = _native.Rotary([1.0])
@@ -105,14 +105,14 @@ class ToyPasses:
 
     def early(self, texts, x, siblings, cancelled):
         ids = iter(x[:, 0].astype(int).tolist())
-        for start, count, pages in texts:
+        for start, count, pages, _ in texts:
             for place in range(start, start + count):
                 self._cache.setdefault(pages[place // 64], {})[place % 64] = next(ids)
         self._beside |= dict(zip(siblings, ids, strict=True))
         return x
 
     def late(self, texts, x, siblings, cancelled):
-        spread = [(pages, place) for start, count, pages in texts for place in range(start, start + count)]
+        spread = [(pages, place) for start, count, pages, _ in texts for place in range(start, start + count)]
         self._rows = [self._history(*row) for row in spread]
         assert x[: len(spread), 0].astype(int).tolist() == [history[-1] for history in self._rows]
         self._rows += [[*self._history(texts[0][2], place)[:-1], self._beside[place]] for place in siblings]
@@ -123,7 +123,7 @@ class ToyPasses:
         return np.stack([self._truth(self._rows[row]).numpy() for row, _ in rows])
 
     def draw(self, draws, cancelled):
-        return [self._drafts(self._history(pages, start + count - 1)).numpy() for (start, count, pages), *_ in draws]
+        return [self._drafts(self._history(pages, start + count - 1)).numpy() for (start, count, pages, _), *_ in draws]
 
     def adopt(self, position, page, late):
         self._cache[page][position % 64] = self._beside[position]
