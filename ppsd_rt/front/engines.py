@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from queue import SimpleQueue
-from threading import Condition, Thread
+from threading import Condition, Lock, Thread
 from typing import Any
 
 from ..backend import Cancellation
@@ -111,6 +111,7 @@ class Engines:
         self._waiting: deque[object] = deque()
         self._facts: Facts | None = None  # of the first; later ones must give the same bits
         self._failure: str | None = None
+        self._telling = Lock()  # an engine that comes hears of the last head last
         self._told: list[tuple[str, dict[str, object]]] = []
         start(Thread(target=self._accept, name="engines", daemon=True))
 
@@ -155,12 +156,13 @@ class Engines:
             self._changed.notify_all()
 
     def tell(self, kind: str, **fields: object) -> None:
-        with self._changed:
+        with self._telling:
             self._told = [one for one in self._told if (one[0], kind) != ("head", "head")] + [(kind, fields)]
-            lines = [engine.line for engine in self._engines]
-        for line in lines:
-            with suppress(Lost):  # whoever reads it has heard
-                line.send(kind, **fields)
+            with self._changed:
+                lines = [engine.line for engine in self._engines]
+            for line in lines:
+                with suppress(Lost):  # whoever reads it has heard
+                    line.send(kind, **fields)
 
     def fail(self, line: str) -> None:
         """No engine will come any more: answers that wait end with this line."""
@@ -200,9 +202,7 @@ class Engines:
         line = Line(connection, self._silence)
         engine = None
         try:
-            engine, told = self._let_in(line, where)
-            for kind, fields in told:
-                line.send(kind, **fields)
+            engine = self._let_in(line, where)
         except (Lost, KeyError, TypeError) as error:
             _LOG.warning("what has come from %s is no engine: %s", where, error)
         if engine is None:
@@ -217,28 +217,31 @@ class Engines:
             self._on_silence()
         return None
 
-    def _let_in(self, line: Line, where: str) -> tuple[Connected | None, list[tuple[str, dict[str, object]]]]:
-        """The engine, None where it may not come in, and what it is to be told."""
+    def _let_in(self, line: Line, where: str) -> Connected | None:
+        """The engine, told what the others know; None where it may not come in."""
         hello = line.read()
         if hello["kind"] != "hello" or not same_key(hello["key"], self._key):
             _LOG.warning("an engine at %s brings another key: set PPSD_ENGINE_KEY to the same on both sides", where)
-            return None, []
+            return None
         engine = Connected(line, facts_from(hello["facts"]), where)
-        with self._changed:
-            if self._failure is not None:
-                return None, []
-            first = self._facts or engine.facts
-            if first.bits != engine.facts.bits:
-                _LOG.warning(
-                    "the engine at %s gives other bits (%s) than the first one did (%s)",
-                    where,
-                    engine.facts.bits,
-                    first.bits,
-                )
-                return None, []
-            self._facts = first
-            self._engines.append(engine)
-            told = self._told
-            self._changed.notify_all()
+        with self._telling:
+            with self._changed:
+                if self._failure is not None:
+                    return None
+                first = self._facts or engine.facts
+                if first.bits != engine.facts.bits:
+                    _LOG.warning(
+                        "the engine at %s gives other bits (%s) than the first one did (%s)",
+                        where,
+                        engine.facts.bits,
+                        first.bits,
+                    )
+                    return None
+                self._facts = first
+                self._engines.append(engine)
+                self._changed.notify_all()
+            with suppress(Lost):  # as in `tell`
+                for kind, fields in self._told:
+                    line.send(kind, **fields)
         _LOG.info("an engine has come from %s: %s %s", where, engine.facts.name, engine.facts.dtype)
-        return engine, told
+        return engine
