@@ -133,6 +133,27 @@ def test_siblings_of_an_answer_alone():
     assert sum(round.rescued for round in rounds) > 1
 
 
+def test_siblings_and_copied_pages_have_the_bits_of_rows_of_their_text():
+    passes = CudaPasses(weights_of(model_of(num_hidden_layers=2), "norm", 1), 3)
+    drafted, beside = [*PROMPT[:9], 4, 6], [*PROMPT[:9], 8, 6]
+    text, alone = Text(passes, drafted, 5, [0]), Text(passes, beside, 5, [1])
+    for one in (text, alone):
+        together(passes, [one], [9])
+    together(passes, [alone], [1])
+    expected = passes.logits([(0, 9)])
+    where, x = text.next(1)
+    rows = passes.early([where], np.concatenate((x, passes.embed([8]))), [9], None)
+    passes.late([where], rows, [9], None)
+    assert np.array_equal(passes.logits([(1, 9)]), expected)
+    passes.adopt(9, 0, True)
+    passes.change((), [(0, 2)])
+    text.pages = [2]
+    together(passes, [text], [1])
+    adopted = passes.logits([(0, 10)])
+    together(passes, [alone], [1])
+    assert np.array_equal(adopted, passes.logits([(0, 10)]))
+
+
 def test_what_is_no_number_chooses_nothing():
     passes = CudaPasses(weights_of(model_of(num_hidden_layers=1)), 1)
     passes._last = np.ones((3, 32), np.float32)
