@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,7 @@ from serve_support import HANG, serving
 from support import EOS, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt.backend import RunOptions
+from ppsd_rt.backend import Cancellation, RunOptions
 from ppsd_rt.cli import learn as command
 from ppsd_rt.cli.main import main
 from ppsd_rt.engine import open_model
@@ -455,18 +456,26 @@ def drafted(engine):
     return [one for one in engine.generate("Once", PARAMS, schedule, options).events() if not hasattr(one, "round")]
 
 
-def test_engines_of_a_front_draft_with_what_it_has_learned(front, folder, heads, checkpoint, tmp_path):
+def swaps_of(backend, monkeypatch):
+    """A queue that gets what the backend swaps to."""
+    swapped, swap = SimpleQueue(), backend.swap_head
+    monkeypatch.setattr(backend, "swap_head", lambda *which: (swap(*which), swapped.put(which))[0])
+    return swapped
+
+
+def test_engines_of_a_front_draft_with_what_it_has_learned(front, folder, heads, checkpoint, tmp_path, monkeypatch):
     """Those that are there, and one that comes later."""
     engines = [load(folder, heads[0]) for _ in range(2)]
-    before, undisturbed = [engine.head for engine in engines], engines[0].generate("Why?", PARAMS, "plain").run().ids
+    swapped = [swaps_of(engine.backend, monkeypatch) for engine in engines]
+    undisturbed = engines[0].generate("Why?", PARAMS, "plain").run().ids
     front.come(engines[0])
     one = front.engine()
     beside = Beside(one, tmp_path, heads[0])
     use(tmp_path, heads[1], checkpoint, heads[0])
     beside.after(1)
     front.come(engines[1])
-    while any(engine.head is head for engine, head in zip(engines, before, strict=True)):
-        pass
+    for queue in swapped:
+        queue.get(timeout=HANG)
     file = HeadFile.load(heads[1], checkpoint)
     assert one.head == file.info and one.generate("Why?", PARAMS).run().ids == undisturbed
     wanted, old = load(folder, heads[0]), drafted(load(folder, heads[0]))
@@ -476,30 +485,38 @@ def test_engines_of_a_front_draft_with_what_it_has_learned(front, folder, heads,
 
 
 def test_an_engine_of_a_front_changes_its_head_between_answers(front, folder, heads, checkpoint, monkeypatch):
-    engine, packed = load(folder, heads[0]), threading.Event()
-    before, pack = engine.head, engine.backend.pack_head
-    monkeypatch.setattr(engine.backend, "pack_head", lambda file: (pack(file), packed.set())[0])
-    undisturbed = engine.generate("Why?", PARAMS, "plain").run().ids
-    front.come(engine)
-    answer = front.engine().generate("Why?", PARAMS, "eesd:length=1,stop_rule=fixed")
-    next(answer)
-    front.engines.tell("head", head=head_text(HeadFile.load(heads[1], checkpoint)))
-    assert packed.wait(HANG)
-    assert answer.run().ids == undisturbed, "an answer that a swap ends would be an error"
-    while engine.head is before:
-        pass
-
-
-def test_an_engine_with_another_head_keeps_it(front, folder, heads, checkpoint, caplog):
-    engine = load(folder)
-    head = engine.head
+    engine, text = load(folder, heads[0]), head_text(HeadFile.load(heads[1], checkpoint))
+    swapped = swaps_of(engine.backend, monkeypatch)
+    calls = engine_side._Calls(engine, None)
+    calls._running[1] = Cancellation(), None
+    calls._learn(text)
+    assert swapped.empty(), "an answer that a swap ends would be an error"
     front.come(engine)
     front.engine()
-    caplog.set_level(logging.WARNING, "ppsd_rt")
+    front.engines.tell("head", head=text)
+    swapped.get(timeout=HANG)
+
+
+def test_an_engine_that_comes_hears_what_the_others_have_heard(front, folder, heads, monkeypatch):
+    heard = SimpleQueue()
+    monkeypatch.setattr(engine_side._Calls, "take", lambda calls, message: heard.put(message))
+    told = [("recall", {"ids": [1], "owner": 0}), ("head", {"head": "older"}), ("recall", {"ids": [2], "owner": 7})]
+    for kind, fields in [*told, ("head", {"head": "newer"})]:
+        front.engines.tell(kind, **fields)
+    front.come(load(folder, heads[0]))
+    messages = [heard.get(timeout=HANG) for _ in range(3)]
+    assert [message.get("ids", message.get("head")) for message in messages] == [[1], [2], "newer"]
+    assert messages[1]["owner"] == 7
+
+
+def test_an_engine_with_another_head_keeps_it(front, folder, heads, checkpoint, monkeypatch):
+    engine, warned = load(folder), SimpleQueue()
+    head = engine.head
+    monkeypatch.setattr(engine_side._LOG, "warning", lambda line, *why: warned.put(line % why))
+    front.come(engine)
+    front.engine()
     front.engines.tell("head", head=head_text(HeadFile.load(heads[1], checkpoint)))
-    while not caplog.records:
-        pass
-    assert "it has other sizes than this engine's: give both the same --exit-head" in caplog.text
+    assert "it has other sizes than this engine's: give both the same --exit-head" in warned.get(timeout=HANG)
     assert engine.head is head
 
 
