@@ -125,7 +125,8 @@ class Receiver(Thread):
         super().__init__(name=f"from-rank-{peer}-{tag}", daemon=True)
         import torch
 
-        self._group, self._peer, self._tag, self._handle, self._lost = group, peer, tag, handle, lost
+        self._group, self._peer, self._tag, self._lost = group, peer, tag, lost
+        self._handler = handle  # Thread itself has a `_handle`
         self._tensors = torch.empty((depth, words), dtype=torch.int32)  # as of Sender
         self._buffers: Words = self._tensors.numpy()
         self._works = [self._receive(place) for place in range(depth)]
@@ -148,6 +149,6 @@ class Receiver(Thread):
 
     def _take(self, words: Words) -> None:
         try:
-            self._handle(words)
+            self._handler(words)
         except Exception as error:
             raise ProtocolError(str(error) or type(error).__name__) from error

@@ -23,7 +23,8 @@ except KeyboardInterrupt:
 def test_background_jobs_hear_of_an_interrupt(tmp_path):
     # Or what they have measured is lost, and they go on beside what is measured next.
     warm = re.search(r"^warm\(\) \{.*?^\}", SCRIPT.read_text(), re.MULTILINE | re.DOTALL)
-    program, run = tmp_path / "job.py", f'run="{sys.executable} {tmp_path}/job.py {tmp_path}"'
+    (tmp_path / "python").symlink_to(sys.executable)  # which may have spaces in its path
+    program, run = tmp_path / "job.py", f'run="{tmp_path}/python {tmp_path}/job.py {tmp_path}"'
     program.write_text(JOB)
     process = subprocess.Popen(["bash", "-c", f"{run}\n{warm[0]}\nwarm"], start_new_session=True)
     try:

@@ -36,15 +36,16 @@ def load(folder, backend="cpu", head="few", **options):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-def test_a_row_of_the_text_has_the_bits_of_a_listed_one(folder, dtype):
+def test_a_row_of_the_text_is_as_good_as_a_listed_one(folder, dtype):
     """The first draft token and its probability: of the ids of the prompt, listed or not."""
     told = []
     for head in ("few", "more"):
         stages = load(folder, head=head, dtype=dtype).stages()
         first = stages.prefill(PROMPT)
         told.append([stages.draft([first]), stages.draft([PROMPT[2]])])
-    few, more = told
-    assert few == more
+    for one, other in zip(*told, strict=True):
+        assert one.token == other.token
+        assert one.confidence == pytest.approx(other.confidence, rel=1e-6)  # the ids are summed in another order
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.3, "seed": 5}, {"repetition_penalty": 1.4, "min_tokens": 20}])

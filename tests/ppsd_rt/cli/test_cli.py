@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import pytest
@@ -383,7 +384,7 @@ def test_an_answer_by_a_grammar(run, tmp_path):
 
 
 def test_standard_input_that_is_closed_or_no_text(folder):
-    command = f"{sys.executable} -m ppsd_rt --model {folder} -n 3"
+    command = f"{quote(sys.executable)} -m ppsd_rt --model {folder} -n 3"
     for line in (
         f"{command} <&-",
         f"{command} --chat <&-",
@@ -401,7 +402,7 @@ def test_standard_input_that_is_closed_or_no_text(folder):
 def test_standard_error_that_is_closed_or_full(folder, tmp_path):
     """What would be said there is lost; it neither goes elsewhere nor costs the answer."""
     trace = tmp_path / "trace.json"
-    command = f"{sys.executable} -m ppsd_rt --model {folder} -n 3"
+    command = f"{quote(sys.executable)} -m ppsd_rt --model {folder} -n 3"
     lines = [f"{command} x --json --trace {trace} <&- 2>&-"]
     lines += [f"{command} x --json 2>/dev/full"] if os.path.exists("/dev/full") else []
     for line in lines:
@@ -415,7 +416,7 @@ def test_standard_error_that_is_closed_or_full(folder, tmp_path):
 def test_standard_output_that_is_closed_or_full(folder, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(f'{{"id": {i}, "prompt": "{i}"}}\n' for i in range(40)))
-    command = f"{sys.executable} -m ppsd_rt --model {folder} --exit-head none -n 9"
+    command = f"{quote(sys.executable)} -m ppsd_rt --model {folder} --exit-head none -n 9"
     result = subprocess.run(
         ["bash", "-c", f"{command} --prompts {path} --json | head -n 1"], capture_output=True, text=True
     )
@@ -435,7 +436,7 @@ def test_standard_output_that_is_closed_or_full(folder, tmp_path):
 
 def test_text_that_is_not_utf_8_is_told_from_a_locale_that_is_not(folder):
     """Characters are counted in what the user wrote, not in what the template makes of it."""
-    command = f"{sys.executable} -m ppsd_rt --model {folder} --exit-head none -n 2"
+    command = f"{quote(sys.executable)} -m ppsd_rt --model {folder} --exit-head none -n 2"
     no_locale = "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"
     for line, words in (
         (f"{command} $'h\\xe5'", "character 2 is a lone surrogate (U+DCE5); give it as UTF-8"),

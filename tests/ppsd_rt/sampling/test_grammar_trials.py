@@ -31,14 +31,12 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer):
-    """With limits that hopeless grammars hit soon, and these tests' others do not."""
-    made = Grammars(tokenizer, VOCAB, [EOS])
-    made._trials._seconds = 0.4
-    return made
+    return Grammars(tokenizer, VOCAB, [EOS])
 
 
 @pytest.mark.parametrize("hopeless", [PRIMES, MULTIPLE], ids=["primes", "multipleOf"])
 def test_a_grammar_that_takes_too_long(grammars, hopeless, monkeypatch):
+    monkeypatch.setattr(grammars._trials, "_seconds", 0.4)
     for _ in range(2):
         with pytest.raises(UsageError, match=r"compiling it takes more than 0.4 s of processor time"):
             grammars.masks(hopeless)
