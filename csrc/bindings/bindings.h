@@ -7,8 +7,9 @@
 #include <optional>
 #include <variant>
 
-#include "../cpu/engine.h"
+#include "../decoding/engine.h"
 #include "../pipeline/planner.h"
+#include "../pipeline/simulated.h"
 #include "../pipeline/thread.h"
 #include "../decoding/thread.h"
 #include "values.h"
@@ -34,8 +35,8 @@ struct PyEngine {
 using Steering = std::variant<Schedule, std::shared_ptr<Planner>>;
 
 // An answer in simulated time -> [(seconds, event)], and its text. A planner knows the costs that it was made with, not these.
-std::pair<pybind11::list, std::vector<int>> in_simulated_time(const Steering& steering, const Stages& stages,
-    const std::vector<int>& prompt, const Limits& limits, uint64_t seed, const StageCosts& costs, OwnedNgrams ngrams, Trace* trace);
+std::pair<pybind11::list, std::vector<int>> in_simulated_time(const Steering& steering, KnownAnswer answer, uint64_t seed,
+                                                              const StageCosts& costs, OwnedNgrams ngrams, Trace* trace);
 
 // Attributes that Python reads: name, member, name, member ...
 template <class Class, class Member, class... Others>
@@ -155,7 +156,6 @@ void bind_planning(pybind11::module_& m);
 void bind_cpu(pybind11::module_& m);
 void bind_stages(pybind11::module_& m);
 void bind_decoding(pybind11::module_& m);
-void bind_simulation(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 void bind_ranks(pybind11::module_& m);
 extern void (*bind_testing)(pybind11::module_& m);   // null where csrc/tests/bindings.cpp, which sets it, is not linked

@@ -6,12 +6,12 @@
 
 #include <optional>
 
-#include "../cpu/calibrate.h"
 #include "../cpu/checkpoint.h"
 #include "../cpu/cores.h"
 #include "../cpu/half.h"
 #include "../cpu/importance.h"
 #include "../cpu/measure.h"
+#include "../decoding/calibrate.h"
 
 namespace py = pybind11;
 using namespace ppsd;
@@ -252,11 +252,11 @@ void bind_cpu(py::module_& m) {
       .def(
           "time_kernel",
           [](PyEngine& engine, const std::string& name, int rows, int context, int repeats) {
-            return time_kernel(engine.engine.get(), name, rows, context, repeats);
+            return time_kernel(*engine.engine->model(), engine.engine->team(), name, rows, context, repeats);
           },
           py::arg("name"), py::arg("rows"), py::arg("context"), py::arg("repeats"),
           py::call_guard<py::gil_scoped_release>())
-      .def("calibrate", [](PyEngine& engine, bool overlaps) { return calibrate(engine.engine.get(), overlaps); },
+      .def("calibrate", [](PyEngine& engine, bool overlaps) { return calibrate(engine.model.model, engine.engine->threads(), overlaps); },
            py::arg("overlaps") = true, py::call_guard<py::gil_scoped_release>())
       .def(
           "logits",

@@ -13,7 +13,6 @@ PYBIND11_MODULE(_native, m) {
   bind_cpu(m);
   bind_stages(m);
   bind_decoding(m);
-  bind_simulation(m);
   bind_cuda(m);
   bind_ranks(m);
   if (bind_testing == nullptr) return;

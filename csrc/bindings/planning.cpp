@@ -1,4 +1,4 @@
-// Planning: what stages cost, and the planner of `auto`.
+// Planning: what stages cost, the planner of `auto`, and answers in simulated time.
 #include "bindings.h"
 
 #include <pybind11/numpy.h>
@@ -8,7 +8,6 @@
 #include <map>
 
 #include "../pipeline/planner.h"
-#include "../pipeline/simulate_overlap.h"
 
 namespace py = pybind11;
 using namespace ppsd;
@@ -274,7 +273,35 @@ const char* name_of(Prediction::Mode mode) {
   return mode == Prediction::Mode::kPlain ? "plain" : mode == Prediction::Mode::kTurns ? "turns" : "overlap";
 }
 
+// ([(seconds, event)], tokens, spans) of a random text
+py::tuple simulate(const Steering& steering, int tokens, std::vector<double> acceptance, double second, uint64_t seed,
+                   const StageCosts& costs, bool trace) {
+  const auto spans = trace ? std::make_unique<Trace>() : nullptr;
+  const auto [events, text] =
+      in_simulated_time(steering, random_answer(tokens, std::move(acceptance), second, seed), seed, costs, {}, spans.get());
+  return py::make_tuple(events, text, trace_spans(spans.get()));
+}
+
 }  // namespace
+
+std::pair<py::list, std::vector<int>> ppsd::bindings::in_simulated_time(const Steering& steering, KnownAnswer answer, uint64_t seed,
+                                                                        const StageCosts& costs, OwnedNgrams ngrams, Trace* trace) {
+  const auto* planner = std::get_if<std::shared_ptr<Planner>>(&steering);
+  if (planner) (*planner)->begin(answer.prompt);
+  bool left_over = false;   // rows that have left before overlapping ended are still under way
+  const auto after_round = [&](const Round& round, double seconds, Scheduler* scheduler) {
+    if (!planner || scheduler->finished()) return;
+    const bool overlapped = left_over || scheduler->schedule().overlap;
+    const Schedule& next = (*planner)->after(round, seconds, left_over);
+    left_over = overlapped && !next.overlap && scheduler->in_flight();
+    scheduler->set_schedule(next);
+  };
+  Simulated simulated(std::move(answer), planner ? (*planner)->schedule() : std::get<Schedule>(steering), seed, costs,
+                      std::move(ngrams), after_round, trace);
+  py::list events;
+  while (auto round = simulated.next()) events.append(py::make_tuple(simulated.seconds(), event_of(Event(*round))));
+  return {events, simulated.tokens()};
+}
 
 void bind_planning(py::module_& m) {
   bind_costs(m);
@@ -301,7 +328,7 @@ void bind_planning(py::module_& m) {
   py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner")
       .def(py::init([](const Costs& costs, double prior, int lookup, bool siblings, const Tuning& tuning,
                        bool recycle) {
-             auto* planner = new Planner(costs, prior, simulate_overlap, lookup, siblings, tuning, recycle);
+             auto* planner = new Planner(costs, prior, lookup, siblings, tuning, recycle);
              return std::shared_ptr<Planner>(planner, NotAfterFork());   // an answer's thread may be in it
            }),
            py::arg("costs"), py::arg("prior"), py::arg("lookup") = 0, py::arg("siblings") = false,
@@ -339,4 +366,6 @@ void bind_planning(py::module_& m) {
           out[name_of(mode)] = planner.measured(mode);
         return out;
       });
+  m.def("simulate", &simulate, py::kw_only(), py::arg("schedule"), py::arg("tokens"), py::arg("acceptance"),
+        py::arg("second"), py::arg("seed"), py::arg("costs"), py::arg("trace"));
 }

@@ -5,7 +5,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include "../cpu/ranks.h"
+#include "../decoding/calibrate.h"
+#include "../decoding/ranks.h"
 
 namespace py = pybind11;
 using namespace ppsd;
@@ -33,7 +34,7 @@ void bind_ranks(py::module_& m) {
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("first"), py::arg("last"), py::arg("cores"), py::arg("threads"),
            py::arg("delay"), py::arg("kv_bytes") = 0, py::arg("taps") = std::vector<int>())
-      .def_property_readonly("blocks", &CpuStation::blocks)
+      .def_property_readonly("blocks", [](CpuStation& rank) { return rank.passes().blocks(); })
       .def("post", [](CpuStation& rank, const Words& message) {
         const py::gil_scoped_release release;
         rank.station().post(message.data(), size_t(message.size()));
@@ -55,11 +56,11 @@ void bind_ranks(py::module_& m) {
       .def("pin", &CpuStation::pin)
       .def("time_pass", &CpuStation::time_pass, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 
-  py::class_<CpuDrafter>(m, "Drafter")
+  py::class_<TimedText>(m, "Drafter")
       .def(py::init([](const PyModel& model, std::vector<int> cores, int threads) {
-             return std::make_unique<CpuDrafter>(model.model, std::move(cores), threads);
+             return std::make_unique<TimedText>(model.model, std::make_unique<Team>(threads, std::move(cores)), false);
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("cores"), py::arg("threads"))
-      .def_property_readonly("block_bytes", &CpuDrafter::block_bytes)
-      .def("time_step", &CpuDrafter::time_step, py::arg("draw"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
+      .def_property_readonly("block_bytes", &TimedText::block_bytes)
+      .def("time_step", &TimedText::step, py::arg("draw"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 }

@@ -6,8 +6,9 @@
 
 #include <optional>
 
-#include "../cpu/stage.h"
+#include "../cpu/sampler.h"
 #include "../pipeline/carrier.h"
+#include "../pipeline/oracle.h"
 
 namespace ppsd::bindings {
 

@@ -101,6 +101,27 @@ bool holds_rows_of(const Tensor& head, const std::vector<int>& ids, const Tensor
 
 }  // namespace
 
+std::vector<const PackedLayer*> pointers(const std::vector<PackedLayer>& layers, int first, int last) {
+  std::vector<const PackedLayer*> out;
+  for (int i = first; i < last; ++i) out.push_back(&layers[i]);
+  return out;
+}
+
+void embed(const Tensor& table, int id, float* row) {
+  const int n = int(table.columns);
+  read_row(table, id, row);
+  float nothing = 0.0f;   // stays so, as long as all of the row is finite: it has not been packed, and so not looked at
+  for (int i = 0; i < n; ++i) nothing += 0.0f * row[i];
+  if (nothing != 0.0f)
+    throw std::runtime_error("the embedding of token " + std::to_string(id) +
+                             " is NaN or infinite: the model's file is damaged, fetch it again");
+}
+
+DraftVocabulary CpuModel::draft_vocabulary() const {
+  if (draft_ids.empty()) return DraftVocabulary(shape.vocab_size);
+  return {*kernels, draft_ids, draft_rows, drafting_head().lm_head.format};
+}
+
 Format format_of(const std::string& name) {
   if (name == "float32") return Format::kFp32;
   if (name == "bfloat16") return Format::kBf16;

@@ -8,9 +8,39 @@
 #include <string>
 #include <vector>
 
-#include "stage.h"
+#include "eagle.h"
+#include "heads.h"
 
 namespace ppsd {
+
+// All that is read-only: weights, vocabulary, rotary frequencies. Shared by the stages of one model.
+struct CpuModel {
+  const Kernels* kernels;
+  ModelShape shape;
+  Format format;
+  Stored kv;
+  Tensor embedding, lm_head;           // [vocabulary][hidden], where the checkpoint has them; tied: the same
+  Rotary rotary;
+  std::vector<PackedLayer> layers;
+  PackedHead head;                     // the final norm, and the whole LM head
+  // The exit head; without one nothing is drafted, and all layers verify. exit_layer 0: it reads the embeddings.
+  int exit_layer = 0;
+  std::vector<PackedLayer> exit_layers;
+  PackedFeedback exit_feedback;
+  PackedHead exit_head;                // its matrix may be `head`'s
+  std::shared_ptr<const Eagle> eagle;  // or this, which reads what all layers make of the text
+  std::vector<int> draft_ids;          // or empty: the whole vocabulary
+  Tensor draft_rows;                   // the LM head whose rows are drafted with for ids of the text; or not present
+  std::vector<std::shared_ptr<const Memory>> memory;   // what the matrices lie in; models with other heads share it
+  size_t packed_bytes = 0;
+
+  const PackedHead& drafting_head() const { return eagle ? eagle->head : exit_head; }
+  bool drafts() const { return !drafting_head().norm.empty(); }
+  DraftVocabulary draft_vocabulary() const;   // that a text begins with
+};
+
+std::vector<const PackedLayer*> pointers(const std::vector<PackedLayer>& layers, int first, int last);
+void embed(const Tensor& table, int id, float* row);   // row [hidden]
 
 // By name, where they lie in memory; their owner keeps them there. A vector has one column.
 using NamedTensors = std::map<std::string, Tensor>;

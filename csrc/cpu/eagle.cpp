@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "bounds.h"
-#include "stage.h"
+#include "checkpoint.h"
 
 namespace ppsd {
 namespace {

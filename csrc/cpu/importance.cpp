@@ -5,7 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "stage.h"
+#include "checkpoint.h"
 
 namespace ppsd {
 namespace {
@@ -36,11 +36,13 @@ void measure_importance(const Kernels& kernels, const ModelShape& shape, const s
       uint8_t* free = memory.as<>();
       const PackedLayer packed = packer.layer(layers[number], &free);
       LayerStack stack(kernels, shape, Format::kInt8, Stored::kBf16, {&packed}, threads);
-      OwnBlocks blocks(stack.end());
-      blocks.hold(rows, rows);
+      const int spans = (rows + kSpan - 1) / kSpan;
+      const Memory cache(stack.end() * size_t(spans));
+      std::vector<uint8_t*> blocks;
+      for (int span = 0; span < spans; ++span) blocks.push_back(cache.as<>() + stack.end() * size_t(span));
       stack.observe(out);
       for (int start = 0; start < rows; start += kPassRows) {
-        stack.begin_pass({{std::min(kPassRows, rows - start), start, blocks.pointers(), blocks.size()}});
+        stack.begin_pass({{std::min(kPassRows, rows - start), start, blocks.data(), spans}});
         team.run([&](int member) { stack.pass(team, member, rope.data(), x.data() + size_t(start) * hidden); });
       }
       const int begins[] = {at.qkv, at.o, at.gate_up, at.down, at.width};

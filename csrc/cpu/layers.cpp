@@ -8,6 +8,8 @@
 #include "bounds.h"
 
 namespace ppsd {
+
+static_assert(kSiblings == kSiblingPlaces, "stages keep the siblings that a scheduler may have under way");
 namespace {
 
 constexpr int kPhases = 5;       // of a layer: qkv, attention, output, MLP in, MLP out

@@ -192,9 +192,8 @@ class Sweep {
 
 }  // namespace
 
-KernelTime time_kernel(CpuEngine* engine, const std::string& name, int rows, int context, int repeats) {
-  Team& team = engine->shared_team();
-  Sweep sweep(engine->model(), team, rows, context);
+KernelTime time_kernel(const CpuModel& model, Team& team, const std::string& name, int rows, int context, int repeats) {
+  Sweep sweep(model, team, rows, context);
   std::vector<double> times;
   bool known = true;
   std::atomic<uint64_t> read{0};   // (the sums are wanted, so the reading is done)

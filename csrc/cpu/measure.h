@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "engine.h"
+#include "checkpoint.h"
 
 namespace ppsd {
 
@@ -20,6 +20,6 @@ struct KernelTime {
   double flops;     // that a sweep does
 };
 std::vector<std::string> kernel_names();
-KernelTime time_kernel(CpuEngine* engine, const std::string& name, int rows, int context, int repeats);
+KernelTime time_kernel(const CpuModel& model, Team& team, const std::string& name, int rows, int context, int repeats);
 
 }  // namespace ppsd

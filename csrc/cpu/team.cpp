@@ -14,6 +14,7 @@
 #endif
 
 #include "../pipeline/spin_pause.h"
+#include "cores.h"
 
 namespace ppsd {
 namespace {
@@ -186,6 +187,12 @@ void Team::regroup() {
   std::string problem;
   if (caller_ == std::this_thread::get_id()) pin_thread(pthread_self(), place(0), &problem);
   for (int member = 1; member < size_; ++member) pin_thread(helpers_[member - 1].handle(), place(member), &problem);
+}
+
+// One thread alone has nobody to wait for: it goes where there is room.
+std::unique_ptr<Team> make_shared_team(int threads) {
+  const std::vector<int> cores = usable_cores().order;
+  return std::make_unique<Team>(threads, threads > 1 ? cores_from(cores, 0, threads) : std::vector<int>(), cores);
 }
 
 }  // namespace ppsd

@@ -149,4 +149,7 @@ class Team {
   std::vector<Thread> helpers_;
 };
 
+// The threads that work on one pass together, each on a core of its own where there are enough. Throws NoThread.
+std::unique_ptr<Team> make_shared_team(int threads);
+
 }  // namespace ppsd

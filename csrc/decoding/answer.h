@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "../cpu/ranks.h"
 #include "exit_rows.h"
 #include "loop.h"
+#include "ranks.h"
 
 namespace ppsd {
 

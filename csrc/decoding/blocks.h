@@ -6,13 +6,14 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <list>
 #include <map>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "../cpu/kernels.h"
+#include "../cpu/layers.h"
 #include "../cpu/memory.h"
 
 namespace ppsd {
@@ -108,6 +109,24 @@ class BlockTable {
   std::vector<uint8_t*> pointers_;
   int kept_ = 0;                   // the first so many can be shared
   Blocks::Content content_;        // of the last of these
+};
+
+// Blocks of one text that has them for itself, the first one first.
+class OwnBlocks {
+ public:
+  OwnBlocks(size_t block_bytes, int rows) : blocks_(block_bytes, (rows + kSpan - 1) / kSpan) {
+    for (int block = 0; block < blocks_.count(); ++block) table_.push_back(blocks_.at(block));
+  }
+  Blocks& blocks() { return blocks_; }
+  int rows() const { return blocks_.count() * kSpan; }
+  Segment segment(int start, int rows, int prompt = 0) const { return {rows, start, table_.data(), int(table_.size()), prompt}; }
+  void fill() {   // with made-up numbers: to measure what is read from memory that is really there
+    std::memset(blocks_.at(0), 0x3C, size_t(blocks_.count()) * blocks_.block_bytes());   // 0.0115 in any format
+  }
+
+ private:
+  Blocks blocks_;
+  std::vector<uint8_t*> table_;
 };
 
 }  // namespace ppsd

@@ -8,8 +8,6 @@
 
 #include "../cpu/bounds.h"
 #include "../cpu/cores.h"
-#include "../cpu/engine.h"
-#include "../pipeline/oracle.h"
 #include "answer.h"
 
 namespace ppsd {
@@ -415,7 +413,7 @@ bool Loop::draft(const std::vector<Answer*>& writing) {
       Answer& answer = *parts[i].answer;
       const DraftStep step = std::exchange(answer.step, {});
       const int position = draws[i].position();
-      const Draft draft = foreseen(answer.request.oracle, draws[i].draft, position, model().shape.vocab_size);
+      const Draft draft = answer.request.oracle.instead_of(draws[i].draft, position, model().shape.vocab_size);
       span(parts[i], "draft", kDraftTrack, begun);
       answer.scheduler.stepped(step, &draft);
       if (answer.request.report_drafts) answer.put(Drafted{position, draft.token});

@@ -16,7 +16,6 @@
 #include <mutex>
 #include <vector>
 
-#include "../pipeline/stages.h"
 #include "../pipeline/trace.h"
 #include "pass.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "../cpu/stage.h"
+#include "../cpu/checkpoint.h"
 
 namespace ppsd {
 

@@ -4,7 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "../cpu/stage.h"
+#include "../cpu/sampler.h"
+#include "../pipeline/oracle.h"
 #include "../pipeline/planner.h"
 #include "../pipeline/ngrams.h"
 #include "../pipeline/trace.h"

@@ -18,28 +18,20 @@ int team_size(int threads, int stages, int stage) {
 
 struct StageThreads::Stage {
   Stage(const CpuPasses& passes, int first, int last, int threads, std::vector<int> cores, size_t begin, const Blocks& blocks)
-      : model(passes.model()),
-        team(threads, std::move(cores)),
-        layers(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, first, last), team.size(), begin),
-        head(last == model.shape.num_layers ? std::make_unique<Head>(*model.kernels, model.shape, model.head, team.size()) : nullptr),
-        slice(model, &layers, head.get(), &team, blocks.count(), &blocks),
+      : team(threads, std::move(cores)),
+        slice(passes.model(), first, last, &team, 0, &blocks, begin),
         station(
             [this, &passes](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
               return slice.run(pass, cancelled, [&passes](int) { return passes.rope(); }, verdict);
             },
-            model.shape.hidden_size, head != nullptr, 0.0) {
-    if (head) layers.followed_by(&model.head.lm_head);
-  }
+            passes.model().shape.hidden_size, slice.last(), 0.0) {}
   ~Stage() { end(); }
   void end() {   // of its thread
     station.close();
     if (thread) thread->join();
   }
 
-  const CpuModel& model;
   Team team;
-  LayerStack layers;
-  const std::unique_ptr<Head> head;
   PassStage slice;
   PassStation station;
   std::unique_ptr<Thread> thread;
@@ -57,7 +49,7 @@ StageThreads::StageThreads(const CpuPasses& passes, std::vector<int> cuts, const
     const int size = team_size(threads, stages, stage);
     stages_.push_back(std::make_unique<Stage>(passes, cuts[size_t(stage)], cuts[size_t(stage) + 1], size,
                                               cores_from(cores, core, size), begin, blocks));
-    begin = stages_.back()->layers.end();
+    begin = stages_.back()->slice.end();
     core += size;
   }
   for (int number = 0; number < stages; ++number) {

@@ -8,11 +8,11 @@
 #include <memory>
 #include <vector>
 
-#include "../cpu/pass_stage.h"
 #include "../pipeline/trace.h"
 #include "chain.h"
-#include "pass_station.h"
 #include "cpu_passes.h"
+#include "pass_stage.h"
+#include "pass_station.h"
 
 namespace ppsd {
 

@@ -25,19 +25,16 @@ void TextStages::begin(int answer, uint64_t key) {
   headed_ = 0;
   heard_.reset();
   kept_.clear();
-  passes_->reserve(int(table_.size()) * kSpan, passes_->model().rotary.matters(answer));
+  passes_->reserve(blocks_ ? blocks_->rows() : 0, passes_->model().rotary.matters(answer));
 }
 
 void TextStages::reserve(int capacity) {
-  const int count = (capacity + kSpan - 1) / kSpan, held = int(table_.size());
-  if (count <= held) return;
-  auto grown = std::make_unique<Blocks>(passes_->block_bytes(), count);
-  if (held > 0) std::memcpy(grown->at(0), blocks_->at(0), size_t(held) * passes_->block_bytes());
-  passes_->lie_in(grown.get());
+  if (blocks_ && capacity <= blocks_->rows()) return;
+  auto grown = std::make_unique<OwnBlocks>(passes_->block_bytes(), capacity);
+  if (blocks_) std::memcpy(grown->blocks().at(0), blocks_->blocks().at(0), size_t(blocks_->rows() / kSpan) * passes_->block_bytes());
+  passes_->lie_in(&grown->blocks());
   blocks_ = std::move(grown);
-  table_.resize(size_t(count));
-  for (int block = 0; block < count; ++block) table_[size_t(block)] = blocks_->at(block);
-  passes_->reserve(count * kSpan, passes_->model().rotary.matters(sampling_.answer));
+  passes_->reserve(blocks_->rows(), passes_->model().rotary.matters(sampling_.answer));
 }
 
 std::optional<std::pair<int, double>> TextStages::draft(int start, const std::vector<int>& ids, bool draw) {
@@ -78,7 +75,7 @@ std::vector<int> TextStages::verify(int start, const std::vector<int>& ids, int 
     if (std::find(chosen.begin(), chosen.end(), Sampler::kNone) != chosen.end()) throw std::runtime_error(kNoNumber);
     own.insert(own.end(), chosen.begin(), chosen.end());
     if (passes_->taps() > 0) {
-      if (eagle_.pending() + rows > kPassRows) passes_->read_taps(&eagle_, table_.data(), int(table_.size()));
+      if (eagle_.pending() + rows > kPassRows) passes_->read_taps(&eagle_, segment(done, 0).blocks, segment(done, 0).spans);
       eagle_.verified(done, rows, passes_->tapped(0), passes_->tap_width());
     }
     if (done >= first && passes_->uses_feedback()) keep(done, x.data(), rows);

@@ -31,14 +31,11 @@ class TextStages {
  private:
   size_t hidden() const { return size_t(passes_->model().shape.hidden_size); }
   int drafted() const { return int(exits_.size() / hidden()); }
-  Segment segment(int start, int rows) {
-    return {rows, start, table_.data(), int(table_.size()), std::clamp(sampling_.answer - 1 - start, 0, rows)};
-  }
+  Segment segment(int start, int rows) { return blocks_->segment(start, rows, std::clamp(sampling_.answer - 1 - start, 0, rows)); }
   void keep(int start, const float* states, int rows);
 
   const std::unique_ptr<Passes, NotAfterFork> passes_;
-  std::unique_ptr<Blocks> blocks_;
-  std::vector<uint8_t*> table_;
+  std::unique_ptr<OwnBlocks> blocks_;
   Sampling sampling_;
   Sampler drafting_, verifying_;
   DraftVocabulary vocabulary_;

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "scheduler.h"
-#include "stages.h"
 #include "trace.h"
 
 namespace ppsd {
@@ -49,17 +48,5 @@ class Carrier {
   virtual void cancel() = 0;                                  // from any thread; next() then ends soon
   virtual const std::vector<int>& tokens() const = 0;         // once next() has ended: the committed text
 };
-
-// The stages of one model: a draft stage and the chain of verification stages.
-struct Stages {
-  DraftStage* draft = nullptr;
-  std::vector<VerifyStage*> verify;
-};
-
-// The prompt through all stages, its rows from `keep` on: the token that its last row gives (-1: cancelled), and what the
-// last layer made of that row.
-int run_prompt(const Stages& stages, const std::vector<int>& prompt, int keep, const Cancelled& cancelled,
-               std::vector<float>* last_hidden = nullptr);
-std::vector<float> last_row(const Chunk& chunk);
 
 }  // namespace ppsd

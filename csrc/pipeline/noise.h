@@ -43,7 +43,7 @@ inline double coin(uint64_t seed, int position) {
   return (double((uint64_t(words[0]) << 20) | (words[1] >> 12)) + 0.5) * 0x1p-52;
 }
 
-// A sequence of draws for a controller: twin of noise.Stream, in double precision and with the C library's functions.
+// A sequence of draws for a stop rule.
 class NoiseStream {
  public:
   explicit NoiseStream(uint64_t seed, uint32_t stream = kStopRuleStream) : key_(seed), stream_(stream) {}

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "simulated.h"
+
 namespace ppsd {
 namespace {
 
@@ -59,11 +61,9 @@ std::vector<Schedule> overlapped_schedules(bool ranks) {
   return {overlapped(0, 8), overlapped(0, 1), overlapped(1, 8), overlapped(2, 8), overlapped(4, 8)};
 }
 
-Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup, bool siblings,
-                 const Tuning& tuning, bool recycle)
+Planner::Planner(const Costs& costs, double prior, int lookup, bool siblings, const Tuning& tuning, bool recycle)
     : tuning_(tuning),
       measured_costs_(costs),
-      simulate_(simulate),
       costs_(costs),
       lookup_(lookup),
       recycle_(recycle),
@@ -103,7 +103,7 @@ void Planner::move_to(int context) {
 // only those run that are asked for.
 double Planner::simulated(int which, int i) const {
   double& speed = simulated_[doubled_][size_t(which)][size_t(i)];
-  if (speed == 0.0) speed = simulate_(overlaps_[size_t(which)], *costs_.overlapped, double(i) / kGrid);
+  if (speed == 0.0) speed = simulate_overlap(overlaps_[size_t(which)], *costs_.overlapped, double(i) / kGrid);
   return speed;
 }
 

@@ -17,7 +17,6 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -37,14 +36,11 @@ struct Prediction {
 
 class Planner {
  public:
-  // simulate(schedule, costs, acceptance) -> tokens per second of an overlapped schedule (simulate_overlap.h).
-  using Simulate = std::function<double(const Schedule&, const StageCosts&, double acceptance)>;
-
   // prior: the acceptance to begin with, which counts as much as a few verdicts; NaN: not known.
   // lookup: of the schedules, where drafts may be copied; copies are neither counted nor foreseen, they come on top.
   // recycle: likewise.
   // siblings: of drafts may be verified.
-  Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup = 0, bool siblings = false,
+  Planner(const Costs& costs, double prior, int lookup = 0, bool siblings = false,
           const Tuning& tuning = {}, bool recycle = false);
 
   // Before the first round of an answer: how long its prompt is. What earlier answers gained counts little for this one.
@@ -92,7 +88,6 @@ class Planner {
 
   const Tuning tuning_;
   const Costs measured_costs_;
-  const Simulate simulate_;
   Costs costs_;                                // at the present length of the text
   const int lookup_;
   const bool recycle_;

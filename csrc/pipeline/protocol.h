@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -14,6 +15,9 @@ namespace ppsd {
 
 // What is said where a logit is NaN or infinite.
 constexpr char kNoNumber[] = "the model's output is not a number: its weights are damaged, or overflow in this format";
+
+// True when the work at hand has become void; stages ask at layer boundaries.
+using Cancelled = std::function<bool()>;
 
 struct Limits {
   int end = 0;                 // the committed text ends before this position (token budget or context)
@@ -70,7 +74,6 @@ struct Chunk {
   std::vector<int> ids;        // the tokens of the rows
   std::vector<Sibling> siblings;   // of some of them, by position
   std::optional<Sibling> adopted;  // first of all: this one is the text's row before start
-  std::vector<float> hidden;   // [rows + siblings, hidden]: what the previous stage made of them
 
   int rows() const { return int(ids.size()); }                          // of the text
   int all_rows() const { return rows() + int(siblings.size()); }

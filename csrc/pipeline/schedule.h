@@ -1,4 +1,4 @@
-// A schedule is data: the twin of ppsd_rt/pipeline/schedule.py and of the settings in ppsd_rt/pipeline/stop_rules.py, which check it.
+// A schedule is data, which ppsd_rt/pipeline/schedule.py and stop_rules.py describe and check.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Twins of the controllers in ppsd_rt/pipeline/stop_rules.py, compared with them draw by draw.
+// What ppsd_rt/pipeline/stop_rules.py describes.
 #include <algorithm>
 
 #include "schedule.h"

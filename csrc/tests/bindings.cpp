@@ -8,12 +8,11 @@
 #include <map>
 #include <mutex>
 
-#include "../cpu/calibrate.h"
 #include "../cpu/checkpoint.h"
 #include "../cpu/roster.h"
 #include "../decoding/allotment.h"
-#include "../pipeline/toy_stages.h"
-#include "lockstep.h"
+#include "../decoding/calibrate.h"
+#include "../pipeline/noise.h"
 
 namespace py = pybind11;
 using namespace ppsd;
@@ -21,93 +20,15 @@ using namespace ppsd::bindings;
 
 namespace {
 
-// The sibling is the text's token now; ids: the rows of a stage.
-void adopt(const std::optional<Sibling>& adopted, const std::map<int, int>& siblings, std::vector<int>* ids) {
-  if (!adopted) return;
-  ids->resize(adopted->position);
-  ids->push_back(siblings.at(adopted->position));
-}
-
-// Stages made of Python functions, for comparing the lock-step carrier with plain decoding: one thread,
-// and the interpreter lock is held throughout.
-class PyDraftStage final : public DraftStage {
- public:
-  explicit PyDraftStage(py::function draw) : draw_(std::move(draw)) {}
-
-  bool step(const DraftStep& step, Draft* draft, const Cancelled&) override {
-    adopt(step.adopted, siblings_, &ids_);
-    if (step.start > int(ids_.size())) throw std::runtime_error("a draft step left a gap");
-    ids_.resize(step.start);
-    ids_.insert(ids_.end(), step.ids.begin(), step.ids.end());
-    if (draft != nullptr) {
-      const auto [token, confidence, sibling, sibling_confidence] = draw_(ids_, step.place).cast<std::tuple<int, double, int, double>>();
-      *draft = {token, confidence, 0, -1, 0.0};
-      if (step.sibling_bar > 0.0 && 1.0 - confidence >= step.sibling_bar)
-        draft->sibling = sibling, draft->sibling_confidence = sibling_confidence;
-    }
-    for (const Sibling& sibling : step.siblings) siblings_[sibling.position] = sibling.id;
-    return true;
-  }
-  void export_hidden(Chunk* chunk) override {   // the hidden state of a row is its token
-    if (chunk->start + chunk->rows() > int(ids_.size())) throw std::runtime_error("rows that have not been run");
-    chunk->hidden.assign(ids_.begin() + chunk->start, ids_.begin() + chunk->start + chunk->rows());
-    for (const Sibling& sibling : chunk->siblings) chunk->hidden.push_back(float(siblings_.at(sibling.position)));
-  }
-
- private:
-  py::function draw_;
-  std::vector<int> ids_;
-  std::map<int, int> siblings_;   // by position
-};
-
-class PyVerifyStage final : public VerifyStage {
- public:
-  explicit PyVerifyStage(py::function truth) : truth_(std::move(truth)) {}
-
-  bool run(Chunk* chunk, const Cancelled&) override {
-    adopt(chunk->adopted, siblings_, &ids_);
-    if (chunk->start > int(ids_.size())) throw std::runtime_error("a chunk left a gap");
-    ids_.resize(chunk->start);
-    ids_.insert(ids_.end(), chunk->hidden.begin(), chunk->hidden.begin() + chunk->rows());
-    for (int i = 0; i < int(chunk->siblings.size()); ++i)
-      siblings_[chunk->siblings[i].position] = int(chunk->hidden[chunk->rows() + i]);
-    return true;
-  }
-  std::vector<int> choose(const Chunk& chunk, int last) override {
-    std::vector<int> chosen;
-    for (int end = chunk.start + chunk.rows() - last; end < chunk.start + chunk.rows(); ++end)
-      chosen.push_back(truth_(std::vector<int>(ids_.begin(), ids_.begin() + end + 1)).cast<int>());
-    for (const Sibling& sibling : chunk.siblings) {
-      std::vector<int> text(ids_.begin(), ids_.begin() + sibling.position);
-      text.push_back(siblings_.at(sibling.position));
-      chosen.push_back(truth_(text).cast<int>());
-    }
-    return chosen;
-  }
-
- private:
-  py::function truth_;
-  std::vector<int> ids_;
-  std::map<int, int> siblings_;   // by position
-};
-
-py::list lock_step_events(const std::vector<int>& prompt, py::function draw, py::function truth, const Schedule& schedule,
-                          const Limits& limits, uint64_t seed, int stages, int per_stage) {
-  PyDraftStage draft(std::move(draw));
-  PyVerifyStage verify(std::move(truth));
-  LockStep carrier({&draft, {&verify}}, schedule, limits, seed, {stages, per_stage}, true);
-  carrier.begin(prompt, 0);
-  py::list events;
-  while (auto event = carrier.next()) events.append(event_of(*event));
-  return events;
-}
-
-// A recorded answer in simulated time: [(seconds, event)].
-py::list replay(const Steering& steering, const std::vector<int>& prompt, py::function draw, py::function truth,
-                const Limits& limits, const StageCosts& costs, const std::optional<OwnedNgrams>& ngrams) {
-  PyDraftStage draft(std::move(draw));
-  PyVerifyStage verify(std::move(truth));
-  return in_simulated_time(steering, {&draft, {&verify}}, prompt, limits, 0, costs, ngrams.value_or(OwnedNgrams()), nullptr).first;
+// A known answer in simulated time: [(seconds, event)]. text: the prompt and the answer. draw(position, place, right) -> (token,
+// confidence, second choice, its confidence).
+py::list replay(const Steering& steering, std::vector<int> text, int prompt, py::function draw, const Limits& limits,
+                const StageCosts& costs, const std::optional<OwnedNgrams>& ngrams, uint64_t seed) {
+  const auto drawn = [draw = std::move(draw)](int position, int place, bool right) {
+    const auto [token, confidence, sibling, chance] = draw(position, place, right).cast<std::tuple<int, double, int, double>>();
+    return Draft{token, confidence, 0, sibling, chance};
+  };
+  return in_simulated_time(steering, {std::move(text), prompt, drawn, limits}, seed, costs, ngrams.value_or(OwnedNgrams()), nullptr).first;
 }
 
 // Made-up stages and a made-up clock, the methods of a Python object.
@@ -131,37 +52,6 @@ class PyBench : public Bench {
   }
   const py::object& bench_;
 };
-
-// The same in lock-step: [(tick, event)].
-py::list lock_step_toy(const Schedule& schedule, int tokens, std::vector<double> acceptance, uint64_t seed, int stages,
-                       int per_stage, double second) {
-  Toy toy(tokens, std::move(acceptance), seed, size_t(stages), second);
-  LockStep carrier(toy.stages(), schedule, toy.limits, seed, {stages, per_stage}, false);
-  carrier.begin(Toy::prompt(), 0);
-  py::list events;
-  while (auto event = carrier.next()) events.append(py::make_tuple(carrier.tick(), event_of(*event)));
-  return events;
-}
-
-// The draws of a stop rule over a history, for comparing it with its twin: a confidence is a draft, {chance, stopped} a copy.
-using Told = std::variant<double, std::pair<double, bool>, std::vector<std::pair<double, bool>>>;
-std::vector<bool> stop_rule_draws(const Schedule& schedule, uint64_t seed, const std::vector<Told>& history) {
-  const auto controller = Controller::make(schedule.stop_rule, seed);
-  std::vector<bool> draws;
-  for (const auto& item : history) {
-    if (const double* confidence = std::get_if<double>(&item)) {
-      draws.push_back(controller->stop(*confidence));
-    } else if (const auto* copy = std::get_if<std::pair<double, bool>>(&item)) {
-      draws.push_back(controller->may_copy(copy->first, copy->second));
-      draws.push_back(controller->stop_copying(copy->first));
-    } else {
-      std::vector<Judged> verdict;
-      for (const auto& [confidence, accepted] : std::get<2>(item)) verdict.push_back({confidence, accepted});
-      controller->observe(verdict);
-    }
-  }
-  return draws;
-}
 
 // A pass of `seconds` beside other programs that leave `room` members a core: if more are at work, they sleep for a share
 // `lost` of it waiting for the others.
@@ -224,14 +114,9 @@ void bind(py::module_& m) {
   m.def("crowd", [](PyLoop& loop, double seconds, double lost, const std::vector<int>& room) {
     return crowd(&loop.loop(), seconds, lost, room);
   }, py::arg("loop"), py::arg("seconds"), py::arg("lost"), py::arg("room"));
-  m.def("lock_step_events", &lock_step_events, py::arg("prompt"), py::arg("draw"), py::arg("truth"), py::arg("schedule"),
-        py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("per_stage"));
-
-  m.def("replay", &replay, py::arg("schedule"), py::arg("prompt"), py::arg("draw"), py::arg("truth"), py::arg("limits"),
-        py::arg("costs"), py::arg("ngrams"));
-  m.def("lock_step_toy", &lock_step_toy, py::arg("schedule"), py::arg("tokens"), py::arg("acceptance"), py::arg("seed"),
-        py::arg("stages"), py::arg("per_stage"), py::arg("second") = 0.0);
-  m.def("toy_answer", [](uint64_t seed, int tokens) { return ToyModel{seed}.plain(Toy::prompt(), 1 + tokens); });
+  m.def("replay", &replay, py::arg("schedule"), py::arg("text"), py::arg("prompt"), py::arg("draw"), py::arg("limits"),
+        py::arg("costs"), py::arg("ngrams") = py::none(), py::arg("seed") = 0);
+  m.def("random_text", [](uint64_t seed, int tokens) { return random_answer(tokens, {0.0}, 0.0, seed).text; });
 
   m.def("calibrate", [](const py::object& bench, int threads, bool overlap, double step_share) {
     const py::gil_scoped_release release;
@@ -261,7 +146,22 @@ void bind(py::module_& m) {
   m.def("let_threads_start", &let_threads_start, py::arg("count"));
   m.def("roster", &roster, py::arg("size"), py::arg("pinnable"), py::arg("seconds"), py::arg("lost"),
         py::arg("room"));
-  m.def("stop_rule_draws", &stop_rule_draws, py::arg("schedule"), py::arg("seed"), py::arg("history"));
+  py::class_<Controller>(m, "StopRule", "A stop rule of csrc/pipeline/stop_rules.cpp at work.")
+      .def(py::init([](const Schedule& schedule, uint64_t seed) { return Controller::make(schedule.stop_rule, seed); }))
+      .def("stop", &Controller::stop)
+      .def("stop_copying", &Controller::stop_copying)
+      .def("may_copy", &Controller::may_copy)
+      .def("observe", [](Controller& controller, const std::vector<std::pair<double, bool>>& judged) {
+        std::vector<Judged> verdict;
+        for (const auto& [confidence, accepted] : judged) verdict.push_back({confidence, accepted});
+        controller.observe(verdict);
+      });
+  m.def("beta", [](uint64_t seed, double a, double b, int draws) {
+    NoiseStream stream(seed);
+    std::vector<double> drawn;
+    for (int i = 0; i < draws; ++i) drawn.push_back(stream.beta(a, b));
+    return drawn;
+  });
   m.def("packed", &packed, py::arg("rows"), py::arg("format"));
   m.def("philox", [](uint64_t seed, std::array<uint32_t, 4> counter) { return philox(PhiloxKey(seed), counter); });
   m.def("uniform", [](uint64_t seed, int position, int id, uint32_t stream) {

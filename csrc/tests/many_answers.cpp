@@ -5,9 +5,9 @@
 #include <deque>
 #include <memory>
 
-#include "../cpu/pass_stage.h"
-#include "../cpu/engine.h"
+#include "../decoding/pass_stage.h"
 #include "../decoding/pass_station.h"
+#include "../decoding/text_stages.h"
 #include "../decoding/thread.h"
 #include "check.h"
 #include "tiny_model.h"
@@ -20,24 +20,17 @@ constexpr Format kFormats[] = {Format::kInt4, Format::kInt8, Format::kBf16, Form
 
 // Plain decoding, by a loop as simple as there can be.
 std::vector<int> plainly(const std::shared_ptr<const CpuModel>& model, int threads, const Request& request) {
-  CpuEngine engine(model, threads);
   Sampling sampling = request.sampling;
-  sampling.answer = int(request.prompt.size());
   sampling.stop_ids = request.limits.stop_ids;
-  engine.begin(sampling, request.limits.end, 0, sampling.answer);
-  engine.use_shared_team();
+  TextStages stages(std::make_unique<CpuPasses>(model, make_shared_team(threads)), sampling);
+  stages.begin(int(request.prompt.size()), sampling.seed);
+  stages.reserve(request.limits.end);
   std::vector<int> text = request.prompt;
   for (int start = 0; int(text.size()) < request.limits.end;) {
-    DraftStep step;
-    Chunk chunk;
-    step.start = chunk.start = start;
-    step.ids.assign(text.begin() + start, text.end());
-    chunk.ids = step.ids;
-    engine.draft().step(step, nullptr, nullptr);
-    engine.draft().export_hidden(&chunk);
-    engine.verify().run(&chunk, nullptr);
-    start = int(text.size());
-    text.push_back(engine.verify().choose(chunk, 1).front());
+    const std::vector<int> rows(text.begin() + start, text.end());
+    stages.draft(start, rows, false);
+    text.push_back(stages.verify(start, rows, 1).front());
+    start = int(text.size()) - 1;
     if (std::count(sampling.stop_ids.begin(), sampling.stop_ids.end(), text.back()) > 0) break;
   }
   return text;
@@ -91,10 +84,7 @@ class TwoRanks {
         loop_(std::make_unique<CpuPasses>(model, std::make_unique<Team>(threads, std::vector<int>()), std::vector<int>(), false),
               {stages, blocks}, limits),
         team_(1, {}),
-        layers_(*model->kernels, model->shape, model->format, model->kv,
-                pointers(model->layers, model->exit_layer, model->shape.num_layers), 1),
-        head_(*model->kernels, model->shape, model->head, 1),
-        stage_(*model, &layers_, &head_, &team_, blocks),
+        stage_(*model, model->exit_layer, model->shape.num_layers, &team_, size_t(1) << 26),
         rope_(make_rope(model->rotary, kContext)),
         station_(
             [this](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
@@ -127,8 +117,6 @@ class TwoRanks {
   const CpuModel& model_;
   Loop loop_;
   Team team_;
-  LayerStack layers_;
-  Head head_;
   PassStage stage_;
   const std::vector<float> rope_;
   PassStation station_;

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "../cpu/checkpoint.h"
-#include "../cpu/stage.h"
 #include "check.h"
 
 namespace ppsd::test {

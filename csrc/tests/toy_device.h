@@ -1,4 +1,4 @@
-// What the captured stages of a model do, on a toy model (csrc/pipeline/toy_stages.h): twins of triton_kernels/verdict.py.
+// What the captured stages of a model do, on a toy model (csrc/tests/toy_model.h): twins of triton_kernels/verdict.py.
 //
 // Draft steps and passes run on threads of the fake driver, side by side. As on a GPU, the words of the answer change
 // under its lock alone, and text, rows and hidden states are read and written without one. Stages may stand for other
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "../cuda/record.h"
-#include "../pipeline/toy_stages.h"
+#include "toy_model.h"
 #include "check.h"
 
 namespace ppsd::test {

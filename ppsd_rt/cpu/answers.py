@@ -79,8 +79,9 @@ class Answers:
         asked: Asked,
         ngrams: _native.Ngrams,
         planner: Callable[[bool], _native.Planner | None] = lambda _: None,
+        grammar: int = 0,
     ) -> Generator[Round | Drafted, None, None]:
-        """As `Backend.rounds`, in one process. ngrams: of all owners. planner: see `begin`."""
+        """As `Backend.rounds`. ngrams: of all owners. planner: see `begin`. grammar: its number, over ranks."""
         prompt, params, schedule, limits, options, cancellation = asked
         _living.add(self)
         request = {
@@ -92,6 +93,7 @@ class Answers:
             "report_drafts": options.report_drafts,
             "oracle": options.oracle,
             "trace": options.trace,
+            "grammar": grammar,
         }
 
         def masks() -> tuple[Any, Any] | None:  # a text of its own: one for drafts, one for verification

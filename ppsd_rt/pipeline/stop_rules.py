@@ -1,4 +1,4 @@
-"""Stop rules: when to stop drafting and verify.
+"""Stop rules: when to stop drafting and verify. Here are their settings; csrc/pipeline/stop_rules.cpp decides by them.
 
 A rule sees what the drafting side knows: the confidence of each draft token it has just drawn, and, after each
 verdict, which of them were accepted. It never sees anything of the tokens that it decides about, so no rule can change
@@ -16,29 +16,11 @@ What is from the papers and what is ours (the body of EESD, arXiv 2406.03853, wa
   paying rule, which computes that by itself.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from ..errors import UsageError
 from ..printable import quoted
-from ..sampling.noise import Stream
-
-
-class Controller(Protocol):
-    """A stop rule at work in one answer."""
-
-    def stop(self, confidence: float) -> bool:
-        """After a draft token was drawn with this confidence (0..1): stop drafting and verify?"""
-
-    def stop_copying(self, chance: float) -> bool:
-        """The same after a copied draft token, which is right with this chance."""
-
-    def may_copy(self, chance: float, stopped: bool) -> bool:
-        """Is a copy with this chance worth its row? stopped: the exit head is not asked any more."""
-
-    def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
-        """After a verdict: (confidence, accepted) of the head's tokens that it judged, in order."""
 
 
 @dataclass(frozen=True)
@@ -46,23 +28,6 @@ class FixedLength:
     """Never stops by itself: the schedule's chunk and lookahead set the length."""
 
     kind: ClassVar[str] = "fixed"
-
-    def start(self, seed: int) -> Controller:
-        return _FixedLength()
-
-
-class _FixedLength:
-    def stop(self, confidence: float) -> bool:
-        return False
-
-    def stop_copying(self, chance: float) -> bool:
-        return False
-
-    def may_copy(self, chance: float, stopped: bool) -> bool:
-        return not stopped
-
-    def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -76,26 +41,6 @@ class ConfidenceThreshold:
         if not 0 < self.threshold < 1:
             raise UsageError(f"the confidence threshold must be between 0 and 1, not {self.threshold}")
 
-    def start(self, seed: int) -> Controller:
-        return _ConfidenceThreshold(self.threshold)
-
-
-class _ConfidenceThreshold:
-    def __init__(self, threshold: float) -> None:
-        self.threshold = threshold
-
-    def stop(self, confidence: float) -> bool:
-        return confidence < self.threshold
-
-    def stop_copying(self, chance: float) -> bool:
-        return chance < self.threshold
-
-    def may_copy(self, chance: float, stopped: bool) -> bool:
-        return not stopped and chance >= self.threshold
-
-    def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
-        pass
-
 
 @dataclass(frozen=True)
 class BetaThompson:
@@ -106,29 +51,6 @@ class BetaThompson:
 
     def __post_init__(self) -> None:
         _check_discount(self.discount)
-
-    def start(self, seed: int) -> Controller:
-        return _BetaThompson(self.discount, Stream(seed))
-
-
-class _BetaThompson:
-    def __init__(self, discount: float, stream: Stream) -> None:
-        self.discount, self.stream = discount, stream
-        self.posterior = _Posterior(1.0, 1.0)  # uniform: any acceptance is as likely as any other
-
-    def stop(self, confidence: float) -> bool:
-        return self.stream.uniform() >= self.posterior.draw(self.stream)
-
-    def stop_copying(self, chance: float) -> bool:
-        return self.stream.uniform() >= chance
-
-    def may_copy(self, chance: float, stopped: bool) -> bool:
-        return not stopped
-
-    def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
-        self.posterior.forget(self.discount)
-        for _, accepted in verdict:
-            self.posterior.count(accepted)
 
 
 @dataclass(frozen=True)
@@ -147,26 +69,6 @@ class CalibratedThompson:
         _check_discount(self.discount)
         if self.bins < 1 or self.weight <= 0:
             raise UsageError(f"calibrated stop rule: bins {self.bins} must be >= 1 and weight {self.weight} above 0")
-
-    def start(self, seed: int) -> Controller:
-        return _CalibratedThompson(self.bins, self.weight, self.discount, Stream(seed))
-
-
-class _CalibratedThompson:
-    def __init__(self, bins: int, weight: float, discount: float, stream: Stream) -> None:
-        self.discount, self.stream, self.bins = discount, stream, _Bins(bins, weight)
-
-    def stop(self, confidence: float) -> bool:
-        return self.stream.uniform() >= self.bins.at(confidence).draw(self.stream)
-
-    def stop_copying(self, chance: float) -> bool:
-        return self.stream.uniform() >= chance
-
-    def may_copy(self, chance: float, stopped: bool) -> bool:
-        return not stopped
-
-    def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
-        self.bins.observe(verdict, self.discount)
 
 
 @dataclass(frozen=True)
@@ -199,34 +101,6 @@ class Survival:
         if self.bins < 1 or self.weight <= 0:
             raise UsageError(f"survival stop rule: bins {self.bins} must be >= 1 and weight {self.weight} above 0")
 
-    def start(self, seed: int) -> Controller:
-        return SurvivalController(self)
-
-
-class SurvivalController:
-    """`rule` may be replaced by one with other thresholds: what has been learned stays."""
-
-    def __init__(self, rule: Survival) -> None:
-        self.rule, self.bins, self.alive, self.drafts = rule, _Bins(rule.bins, rule.weight), 1.0, 0
-
-    def stop(self, confidence: float) -> bool:
-        return self.stop_copying(self.bins.at(confidence).mean())
-
-    def stop_copying(self, chance: float) -> bool:
-        self.alive *= chance
-        self.drafts += 1
-        return self.alive < self._at_place(self.rule.thresholds, self.rule.threshold)
-
-    def may_copy(self, chance: float, stopped: bool) -> bool:
-        return self.alive * chance >= self._at_place(self.rule.copy_thresholds, self.rule.copy_threshold)
-
-    def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
-        self.bins.observe(verdict, self.rule.discount)
-        self.alive, self.drafts = 1.0, 0
-
-    def _at_place(self, each: Sequence[float], otherwise: float) -> float:
-        return each[min(self.drafts, len(each) - 1)] if each else otherwise
-
 
 @dataclass(frozen=True)
 class Paying:
@@ -249,85 +123,6 @@ class Paying:
             raise UsageError(f"the cost of a draft token must be above 0 and at most 10 plain tokens, not {self.cost}")
         if self.bins < 1 or self.weight <= 0:
             raise UsageError(f"paying stop rule: bins {self.bins} must be >= 1 and weight {self.weight} above 0")
-
-    def start(self, seed: int) -> Controller:
-        return _Paying(self)
-
-
-class _Paying:
-    def __init__(self, rule: Paying) -> None:
-        self.rule, self.bins, self.acceptance = rule, _Bins(rule.bins, rule.weight), _Posterior(1.0, 1.0)
-        self.tokens, self.time = 1.0, 1.0  # sums in which older passes count less; at first: a plain token
-        self.alive, self.spent = 1.0, 1.0  # in this chunk; a pass without drafts takes as long as a plain token
-
-    def stop(self, confidence: float) -> bool:
-        self.alive *= self.bins.at(confidence).mean()
-        self.spent += self.rule.cost
-        return self._stops()
-
-    def stop_copying(self, chance: float) -> bool:
-        self.alive *= chance
-        return self._stops()
-
-    def _stops(self) -> bool:
-        return self.alive * self.acceptance.mean() < self.tokens / self.time * self.rule.cost
-
-    def may_copy(self, chance: float, stopped: bool) -> bool:
-        return not stopped
-
-    def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
-        self.bins.observe(verdict, self.rule.discount)
-        self.acceptance.forget(self.rule.discount)
-        self.tokens *= self.rule.discount
-        self.time *= self.rule.discount
-        self.tokens += 1.0
-        self.time += self.spent
-        for _, accepted in verdict:
-            self.acceptance.count(accepted)
-            self.tokens += accepted
-        self.alive, self.spent = 1.0, 1.0
-
-
-class _Bins:
-    """A posterior for each bin of confidence."""
-
-    def __init__(self, bins: int, weight: float) -> None:
-        centres = [(bin + 0.5) / bins for bin in range(bins)]
-        self.posteriors = [_Posterior(weight * centre, weight * (1.0 - centre)) for centre in centres]
-
-    def at(self, confidence: float) -> "_Posterior":
-        return self.posteriors[min(int(confidence * len(self.posteriors)), len(self.posteriors) - 1)]
-
-    def observe(self, verdict: Sequence[tuple[float, bool]], discount: float) -> None:
-        for posterior in self.posteriors:
-            posterior.forget(discount)
-        for confidence, accepted in verdict:
-            self.at(confidence).count(accepted)
-
-
-class _Posterior:
-    """Beta(prior + accepted, prior + rejected); only what was observed fades, the prior stays."""
-
-    def __init__(self, prior_accepted: float, prior_rejected: float) -> None:
-        self.prior_accepted, self.prior_rejected = prior_accepted, prior_rejected
-        self.accepted = self.rejected = 0.0
-
-    def draw(self, stream: Stream) -> float:
-        return stream.beta(self.prior_accepted + self.accepted, self.prior_rejected + self.rejected)
-
-    def mean(self) -> float:
-        yes, no = self.prior_accepted + self.accepted, self.prior_rejected + self.rejected
-        return yes / (yes + no)
-
-    def count(self, accepted: bool) -> None:
-        if accepted:
-            self.accepted += 1.0
-        else:
-            self.rejected += 1.0
-
-    def forget(self, discount: float) -> None:
-        self.accepted *= discount
-        self.rejected *= discount
 
 
 StopRule = FixedLength | ConfidenceThreshold | BetaThompson | CalibratedThompson | Survival | Paying

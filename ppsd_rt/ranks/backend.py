@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from .. import _native
 from ..backend import Asked, Oracle
-from ..cpu.answers import MOST_ANSWERS, Answer, Answers
-from ..errors import GrammarFailed, PpsdError, UsageError
+from ..cpu.answers import MOST_ANSWERS, Answers
+from ..errors import PpsdError, UsageError
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
-from ..pipeline.schedule import Auto, copying
+from ..pipeline.schedule import Auto
 from ..planning.planner import explain
 from ..planning.planner_pool import PlannerPool, kind_of
 from ..sampling.grammar import Grammar
@@ -81,7 +81,7 @@ class RanksBackend:
         self._replies: Queue[tuple[int, list[float]]] = Queue()
         self._pongs: Queue[tuple[int, int, int, int]] = Queue()  # rank, the question's number, answered, heard
         self._station_spans: Queue[tuple[int, list[Span]]] = Queue()  # and: messages that follow
-        self._traced: _native.LoopAnswer | None = None  # an answer with a trace, whose spans nobody has asked for
+        self._traced = False  # the newest answer has a trace, whose spans nobody has asked for
         self._timeline: list[Span] = []
         self._clocks: dict[int, ClockOffset] = {}
         for kind in (Kind.COSTS, Kind.REPORT):
@@ -139,44 +139,23 @@ class RanksBackend:
             raise UsageError("ranks get their exit head when they start: give --exit-head to all of them")
 
     def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
-        prompt, params, schedule, limits, options, cancellation = asked
+        _, params, schedule, limits, options, _ = asked
         self._control.check()
         if limits.end > self.longest:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens")
         grammar = self._tell(params.grammar) if params.grammar and options.masks else 0
-        request = {
-            "sampling": params,
-            "schedule": copying(schedule) if isinstance(schedule, Auto) else schedule,
-            "ngrams": None if options.owner is None else self._ngrams.of(options.owner),
-            "automatic": isinstance(schedule, Auto),
-            "limits": limits,
-            "report_drafts": options.report_drafts,
-            "oracle": options.oracle,
-            "trace": options.trace,
-            "grammar": grammar,
-        }
-
-        def masks() -> tuple[Any, Any] | None:  # the loop's own are for drafts; the last rank makes those that count
-            return (options.masks(), options.masks()) if options.masks else None
 
         def planner(alone: bool) -> _native.Planner | None:
             measured = alone or self._costs is not None
             return self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) and measured else None
 
-        answer = Answer(prompt, limits, cancellation, request, masks)
+        self._traced, self._timeline, self._clocks = options.trace, [], {}
         try:
-            stream = self._answers.begin(answer, planner)
-            self._traced, self._timeline, self._clocks = stream if options.trace else None, [], {}
-            yield from self._answers.events(answer)
-        except MemoryError:
-            raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
-        except _native.MaskFailed as error:
-            raise GrammarFailed(str(error)) from None
-        except RuntimeError as error:
+            yield from self._answers.decode(asked, self._ngrams, planner, grammar)
+        except PpsdError:
             self._control.check()
-            raise PpsdError(str(error)) from None
+            raise
         finally:
-            self._answers.leave(answer)
             if grammar and self._control.failure is None:
                 self._grammar_says.pop(grammar, None)
                 self._control.tell(self._control.world.last, Kind.FORGET, grammar)
@@ -192,12 +171,12 @@ class RanksBackend:
 
     def spans(self) -> list[Span]:
         """As every backend's; the track is the rank. The stations are asked for theirs, and what time it is there."""
-        if self._traced is not None:
-            answer, self._traced = self._traced, None
+        if self._traced and self._answers.last:
+            self._traced = False
             others = range(1, self._control.world.size)
             self._clocks = {rank: self._clock_of(rank) for rank in others}
             theirs = [(self._clocks[rank], self._spans_of(rank)) for rank in others]
-            self._timeline = on_one_clock(answer.spans(), theirs)
+            self._timeline = on_one_clock(self._answers.last.spans(), theirs)
         return self._timeline
 
     def clocks(self) -> dict[int, ClockOffset]:

@@ -11,14 +11,13 @@ Streams keep uses apart: 0 is sampling, 1 the stop rules. An answer's key is `no
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-SAMPLING, STOP_RULES = 0, 1
+SAMPLING = 0
 
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -65,42 +64,3 @@ def gumbel(seed: int, position: int, ids: npt.NDArray[np.integer]) -> npt.NDArra
 
 def _key(seed: int) -> tuple[int, int]:
     return seed & _MASK, (seed >> 32) & _MASK
-
-
-class Stream:
-    """A sequence of uniform numbers for a controller: draw i of stream s is `uniform` at position i, id 0.
-
-    In double precision and with the C library's functions, so that the C++ twin draws the same numbers.
-    """
-
-    def __init__(self, seed: int, stream: int = STOP_RULES) -> None:
-        self._key, self._stream, self._drawn = _key(seed), stream, 0
-
-    def uniform(self) -> float:
-        word, second, _, _ = philox(self._key, (0, self._drawn, self._stream, 0))
-        self._drawn += 1
-        return ((word << 20 | second >> 12) + 0.5) * 2.0**-52  # in (0, 1): 52 bits and a half
-
-    def normal(self) -> float:
-        """Box-Muller; the second of the pair is not kept, so that draws stay countable."""
-        radius = math.sqrt(-2.0 * math.log(self.uniform()))
-        return radius * math.cos(2.0 * math.pi * self.uniform())
-
-    def gamma(self, shape: float) -> float:
-        """Marsaglia and Tsang, "A simple method for generating gamma variables", 2000; shape > 0."""
-        if shape < 1.0:
-            return self.gamma(shape + 1.0) * math.pow(self.uniform(), 1.0 / shape)
-        d = shape - 1.0 / 3.0
-        c = 1.0 / math.sqrt(9.0 * d)
-        while True:
-            x = self.normal()
-            v = 1.0 + c * x
-            if v > 0.0:
-                v = v * v * v
-                if math.log(self.uniform()) < 0.5 * x * x + d - d * v + d * math.log(v):
-                    return d * v
-
-    def beta(self, a: float, b: float) -> float:
-        """Beta(a, b) from two gammas; a, b > 0."""
-        x = self.gamma(a)
-        return x / (x + self.gamma(b))

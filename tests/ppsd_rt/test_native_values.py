@@ -7,6 +7,7 @@ import pytest
 
 from ppsd_rt import SamplingParams, UsageError
 from ppsd_rt._native import testing
+from ppsd_rt.lab.simulate import equal_stages
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import Schedule, named
 from ppsd_rt.sampling.params import LEAST_TEMPERATURE
@@ -30,7 +31,7 @@ def test_numbers_of_32_bits_come_back_as_they_were_written(params):
 def test_what_is_no_schedule_is_refused():
     for wrong in (SamplingParams(), {"first_chunk": 1}, None):
         with pytest.raises(TypeError, match="Schedule"):
-            testing.lock_step_toy(wrong, 10, [0.5], 0, 1, 1)
+            testing.StopRule(wrong, 0)
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,11 @@ class Nameless:
 @pytest.mark.parametrize(("rule", "name"), [(Own(), "own"), (Nameless(), "without a kind")])
 def test_a_stop_rule_that_is_not_known_is_an_error(rule, name):
     with pytest.raises(UsageError, match=f"stop rule {name} is unknown; CONTRIBUTING.md says how to add one"):
-        testing.stop_rule_draws(Schedule(1, 1, 1, stop_rule=rule), 0, [0.5])
+        testing.StopRule(Schedule(1, 1, 1, stop_rule=rule), 0)
 
 
 def test_limits_beyond_all_positions():
     """The end is as far away as positions can be counted; stop ids end the text before."""
     limits = Limits(10**30, frozenset({7, 3}))
-    drafts = [5, 5, 3]
-    events = testing.lock_step_events(
-        [1], lambda *_: (drafts[0], 0.5, 0, 0.0), lambda ids: drafts[len(ids) - 1], named("plain"), limits, 0, 1, 1
-    )
-    assert [event.committed for event in events] == [(5,), (5,), (3,)]
+    events = testing.replay(named("plain"), [1, 5, 5, 3], 1, lambda *_: (0, 0.5, -1, 0.0), limits, equal_stages(2))
+    assert [event.committed for _, event in events] == [(5,), (5,), (3,)]

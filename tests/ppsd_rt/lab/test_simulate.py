@@ -1,13 +1,12 @@
-"""Simulated time against the closed forms of the papers, the lock-step carrier, and sums done by hand."""
+"""Simulated time against the closed forms of the papers, and sums done by hand."""
 
 from itertools import pairwise
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys import schedules
 
-from ppsd_rt import _native
 from ppsd_rt._native import testing
 from ppsd_rt.lab.simulate import equal_stages, pipeline_costs, simulate, speedup, table
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named, parse_schedule
@@ -104,7 +103,7 @@ def test_any_schedule_commits_the_plain_text(schedule, acceptance, step, head, v
         table(step, 0.01), head, tuple(table(v, 0.003) for v in verify), link, interference, interference
     )
     simulation = simulate(schedule, costs, acceptance, tokens=120, seed=seed, trace=True)
-    assert simulation.tokens == tuple(testing.toy_answer(seed, 120)[-120:])
+    assert simulation.tokens == tuple(testing.random_text(seed, 120)[-120:])
     committed = [id for timed in simulation.rounds for id in timed.round.committed]
     assert tuple(committed) == simulation.tokens
     times = [timed.seconds for timed in simulation.rounds]
@@ -114,33 +113,6 @@ def test_any_schedule_commits_the_plain_text(schedule, acceptance, step, head, v
         assert all(end <= begin + 1e-3 for (_, end), (begin, _) in pairwise(spans))
     least = min(step, *verify) * 120 / MAX_ROWS
     assert simulation.seconds >= least
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    schedule=schedules,
-    acceptance=st.floats(0, 1),
-    stages=st.integers(1, 4),
-    per_stage=st.integers(1, 5),
-    seed=st.integers(0, 2**64 - 1),
-    second=st.floats(0, 1),
-)
-def test_steps_of_one_second_are_the_ticks_of_the_lock_step(schedule, acceptance, stages, per_stage, seed, second):
-    """The two carriers share nothing but the scheduler; with whole seconds they must take the same decisions."""
-    timed, _, spans = _native.simulate(
-        schedule=schedule,
-        tokens=80,
-        acceptance=[acceptance],
-        second=second,
-        seed=seed,
-        costs=pipeline_costs(table(1.0), 0.0, (table(float(per_stage)),) * stages),
-        trace=True,
-    )
-    # A draft without a row takes the exit head alone, here no time; the lock-step counts one step.
-    assume(all(rows > 0 for _, track, rows, _, _ in spans if track == 0))
-    ticks = testing.lock_step_toy(schedule, 80, [acceptance], seed, stages, per_stage, second)
-    assert [event for _, event in timed] == [event for _, event in ticks]
-    assert [seconds for seconds, _ in timed][1:] == pytest.approx([tick - 1 for tick, _ in ticks][1:], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["ppsd", "elastic"])

@@ -3,8 +3,11 @@
 import random
 
 import pytest
+import scipy
 
+from ppsd_rt._native import testing
 from ppsd_rt.errors import UsageError
+from ppsd_rt.pipeline.schedule import Schedule
 from ppsd_rt.pipeline.stop_rules import (
     BetaThompson,
     CalibratedThompson,
@@ -15,13 +18,17 @@ from ppsd_rt.pipeline.stop_rules import (
 )
 
 
+def start(rule, seed):
+    return testing.StopRule(Schedule(1, 1, 1, stop_rule=rule), seed)
+
+
 def share_stopped(controller, confidence=0.5, draws=2000):
     return sum(controller.stop(confidence) for _ in range(draws)) / draws
 
 
 def test_beta_thompson_starts_undecided_and_learns():
     """A uniform prior stops half the time; the chance to go on tends to the observed acceptance."""
-    controller = BetaThompson(discount=1.0).start(7)
+    controller = start(BetaThompson(discount=1.0), 7)
     assert share_stopped(controller) == pytest.approx(0.5, abs=0.05)
     for _ in range(100):
         controller.observe([(0.5, True)] * 9 + [(0.5, False)])
@@ -29,7 +36,7 @@ def test_beta_thompson_starts_undecided_and_learns():
 
 
 def test_beta_thompson_follows_a_change():
-    forgetful, elephant = BetaThompson(discount=0.9).start(1), BetaThompson(discount=1.0).start(1)
+    forgetful, elephant = start(BetaThompson(discount=0.9), 1), start(BetaThompson(discount=1.0), 1)
     for controller in (forgetful, elephant):
         for _ in range(200):
             controller.observe([(0.5, True)])
@@ -40,7 +47,7 @@ def test_beta_thompson_follows_a_change():
 
 
 def test_calibrated_thompson_trusts_confidence_first_and_verdicts_later():
-    controller = CalibratedThompson(discount=1.0).start(5)
+    controller = start(CalibratedThompson(discount=1.0), 5)
     assert share_stopped(controller, 0.95) == pytest.approx(0.05, abs=0.03)
     assert share_stopped(controller, 0.15) == pytest.approx(0.85, abs=0.04)
     for _ in range(200):  # an overconfident draft: wrong half of the time when it says 0.95
@@ -57,7 +64,7 @@ def test_paying_comes_to_the_length_that_is_fastest(acceptance, cost, best):
         return sum(acceptance**place for place in range(length + 1)) / (1 + length * cost)
 
     assert max(range(1, 16), key=speed) == best
-    controller, draws = Paying(cost, discount=0.999).start(0), random.Random(1)
+    controller, draws = start(Paying(cost, discount=0.999), 0), random.Random(1)
     lengths = []
     for _ in range(3000):
         length = 1
@@ -73,7 +80,7 @@ def test_paying_comes_to_the_length_that_is_fastest(acceptance, cost, best):
 
 
 def test_thresholds_may_depend_on_how_many_drafts_there_are():
-    controller = Survival(copy_threshold=0.9, thresholds=(0.0, 0.1, 0.7), copy_thresholds=(0.3, 0.6)).start(0)
+    controller = start(Survival(copy_threshold=0.9, thresholds=(0.0, 0.1, 0.7), copy_thresholds=(0.3, 0.6)), 0)
     assert controller.may_copy(0.31, False) and not controller.may_copy(0.29, False)
     assert not controller.stop_copying(0.8)
     assert controller.may_copy(0.76, False) and not controller.may_copy(0.74, False)
@@ -84,7 +91,7 @@ def test_thresholds_may_depend_on_how_many_drafts_there_are():
 
 
 def test_paying_spends_less_where_the_head_doubts():
-    controller = Paying(0.2).start(0)
+    controller = start(Paying(0.2), 0)
     verdict = [(0.9, True)] * 4 + [(0.1, False)]
     for _ in range(50):
         for confidence, _right in verdict:
@@ -94,6 +101,12 @@ def test_paying_spends_less_where_the_head_doubts():
     assert controller.stop(0.1)
     controller.observe([])
     assert not controller.stop(0.9)  # another chunk
+
+
+@pytest.mark.parametrize(("a", "b"), [(1, 1), (0.4, 3.6), (30, 5)])
+def test_thompson_rules_draw_beta(a, b):
+    assert scipy.stats.kstest(testing.beta(3, a, b, 4000), "beta", args=(a, b)).pvalue > 1e-3
+    assert testing.beta(3, a, b, 9) == testing.beta(3, a, b, 9) != testing.beta(4, a, b, 9)
 
 
 @pytest.mark.parametrize(

@@ -40,22 +40,13 @@ class Recorded:
         """That all tokens after the first take."""
         text = self.prompt + self.answer
 
-        def right(ids: list[int]) -> bool:
-            return len(ids) < len(text) and ids[len(self.prompt) :] == text[len(self.prompt) : len(ids)]
-
-        def draw(ids: list[int], place: int) -> tuple[int, float, int, float]:
-            newest = len(ids) - len(self.prompt) - 1 - place
-            known = right(ids) and newest >= 0 and place < len(self.drafts[newest])
+        def draw(position: int, place: int, right: bool) -> tuple[int, float, int, float]:
+            newest = position - len(self.prompt) - 1 - place
+            known = right and newest >= 0 and place < len(self.drafts[newest])
             return (*(self.drafts[newest][place] if known else (VOCAB, 0.3)), -1, 0.0)
 
         events = _native.testing.replay(
-            steering,
-            self.prompt,
-            draw,
-            lambda ids: text[len(ids)] if right(ids) else 0,
-            Limits(len(text)),
-            costs.turns,
-            ngrams,
+            steering, text, len(self.prompt), draw, Limits(len(text)), costs.turns, ngrams
         )
         assert [token for _, round in events for token in round.committed] == self.answer
         return events[-1][0]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy
 
-from ppsd_rt.sampling.noise import Stream, gumbel, philox, uniform
+from ppsd_rt.sampling.noise import gumbel, philox, uniform
 
 # Known answers of philox4x32-10 in the Random123 distribution (kat_vectors): counter, key, output.
 KNOWN = [
@@ -47,18 +47,3 @@ def test_uniform_and_gumbel_are_distributed_as_they_say():
     assert scipy.stats.kstest(gumbel(5, 1, ids), "gumbel_r").pvalue > 1e-3
     across = np.concatenate([uniform(9, position, ids[:1]) for position in range(3000)])
     assert scipy.stats.kstest(across, "uniform").pvalue > 1e-3
-
-
-@pytest.mark.parametrize(("a", "b"), [(1, 1), (0.4, 3.6), (30, 5)])
-def test_stream_draws_beta(a, b):
-    stream = Stream(3)
-    draws = [stream.beta(a, b) for _ in range(4000)]
-    assert scipy.stats.kstest(draws, "beta", args=(a, b)).pvalue > 1e-3
-
-
-def test_stream_repeats_for_a_seed():
-    first, second, other = Stream(1), Stream(1), Stream(2)
-    draws = [first.uniform() for _ in range(100)]
-    assert draws == [second.uniform() for _ in range(100)]
-    assert draws != [other.uniform() for _ in range(100)]
-    assert scipy.stats.kstest([first.uniform() for _ in range(4000)], "uniform").pvalue > 1e-3

@@ -6,13 +6,14 @@
 #include <map>
 #include <stdexcept>
 
+#include "../cpu/cores.h"
 #include "../pipeline/tuning.h"
 
 namespace ppsd {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Passes = std::map<int, std::vector<double>>;   // seconds, by the number of rows
+using Times = std::map<int, std::vector<double>>;   // seconds, by the number of rows
 
 constexpr Tuning kTuning;
 constexpr int kContext = StageCosts::kContext;    // rows before those that are timed
@@ -40,76 +41,44 @@ double quartile(std::vector<double> times) {
   return *at;
 }
 
-std::map<int, double> quartiles(const Passes& times) {
+std::map<int, double> quartiles(const Times& times) {
   std::map<int, double> seconds;
   for (const auto& [rows, measured] : times) seconds[rows] = quartile(measured);
   return seconds;
 }
 
-// The stages of an engine; its thread is pinned, so it must not be the caller's.
-class EngineBench : public Bench {
+// By a thread that is pinned, so it must not be the caller's.
+class ModelBench : public Bench {
  public:
-  explicit EngineBench(CpuEngine* engine) : engine_(engine) {
-    engine->begin({}, kDeep + RowTable::kMost + 1);
-    engine->use_shared_team();
-    engine->shared_team().pin_caller();
-    for (int i = 0; i < kContext + RowTable::kMost; ++i) ids_.push_back(i % engine->model().shape.vocab_size);
-    auto newest = std::make_shared<Feedback>();
-    newest->position = kContext - 1;
-    run_prompt(engine->stages(), ids_, 0, nullptr, &newest->hidden);
-    feedback_ = std::move(newest);
-    for (int rows = 0; rows <= RowTable::kMost; ++rows) {
-      chunks_[rows].start = kContext;
-      chunks_[rows].ids.assign(ids_.begin() + kContext, ids_.begin() + kContext + rows);
-      engine->draft().export_hidden(&chunks_[rows]);
-    }
-    draft(true);   // the exit head's own layers catch up with the context
+  ModelBench(std::shared_ptr<const CpuModel> model, int threads)
+      : model_(std::move(model)), threads_(threads), all_(model_, make_shared_team(threads)) {
+    all_.team().pin_caller();
   }
-  ~EngineBench() override { engine_->use_shared_team(); }
 
   double now() override { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
-  double draft(bool draw) override {
-    DraftStep step;
-    step.start = kContext;
-    step.ids = {ids_[kContext]};
-    step.feedback = feedback_;
-    Draft draft;
-    if (EagleText* text = engine_->draft().text()) {
-      text->know(kContext, step.ids.data(), 1);
-      text->expect_again(std::exchange(verified_, 0), engine_->model().eagle->tap_width());
-    }
-    const auto begin = Clock::now();
-    engine_->draft().step(step, draw ? &draft : nullptr, nullptr);
-    return since(begin);
+  double draft(bool draw) override { return (drafting_ ? *drafting_ : all_).step(draw, kContext); }
+  double verify(int rows, int context) override { return (verifying_ ? *verifying_ : all_).verify(rows, context); }
+  bool short_handed() override { return all_.team().active() < all_.team().size(); }
+  void part() override {
+    const std::vector<int> cores = usable_cores().order;
+    const int others = std::max(threads_ - 1, 1);
+    drafting_ = std::make_unique<TimedText>(model_, std::make_unique<Team>(1, cores_from(cores, 0, 1)), false);
+    verifying_ = std::make_unique<TimedText>(model_, std::make_unique<Team>(others, cores_from(cores, 1, others)));
   }
-  double verify(int rows, int context) override {
-    Chunk chunk = chunks_[rows];
-    chunk.start = context;
-    engine_->verify().pretend(context);
-    const auto begin = Clock::now();
-    engine_->verify().run(&chunk, nullptr);
-    engine_->verify().choose(chunk, rows);
-    verified_ = kVerified;
-    return since(begin);
-  }
-  bool short_handed() override { return engine_->shared_team().active() < engine_->shared_team().size(); }
-  void lengthen() override { engine_->verify().fill(); }
-  void part() override { engine_->use_own_teams(); }
-  void work_on(int stage) override { engine_->pin_stage(stage); }
+  void work_on(int stage) override { (stage == 0 ? *drafting_ : *verifying_).team().pin_caller(); }
 
  private:
-  CpuEngine* engine_;
-  std::vector<int> ids_;
-  std::shared_ptr<const Feedback> feedback_;   // `feedback` heads pay for it
-  int verified_ = 0;   // rows since the last draft
-  std::array<Chunk, RowTable::kMost + 1> chunks_;   // by the number of rows
+  const std::shared_ptr<const CpuModel> model_;
+  const int threads_;
+  TimedText all_;
+  std::unique_ptr<TimedText> drafting_, verifying_;
 };
 
 // Rounds as they are decoded: what is in the cache at each step depends on those before it. Kinds of rounds take turns,
 // so that a slow moment of the machine hits all of them.
 StageCosts measure_turns(Bench* bench, double seconds, bool* crowded) {
   std::vector<double> row_steps, draft_steps, first_drafts, plain_steps;
-  Passes passes;
+  Times passes;
   int rounds = 0, short_handed = 0;
   const double end = bench->now() + seconds;
   for (int repeat = 0; repeat < kLeast || (repeat < kMost && bench->now() < end); ++repeat)
@@ -142,8 +111,7 @@ StageCosts measure_turns(Bench* bench, double seconds, bool* crowded) {
 
 // What each row of the text beyond kContext adds to a pass, into `costs`; and to a step, by its share of the layers.
 void measure_depth(Bench* bench, double seconds, double step_share, StageCosts* costs) {
-  bench->lengthen();
-  Passes near, deep;
+  Times near, deep;
   const double end = bench->now() + seconds;
   for (int repeat = 0; repeat < kDeepLeast || (repeat < kDeepMost && bench->now() < end); ++repeat)
     for (const int rows : kDeepRows) {
@@ -162,7 +130,7 @@ void measure_depth(Bench* bench, double seconds, double step_share, StageCosts* 
 // thread may get none for as long as the other one needs for everything.
 StageCosts measure_overlapped(Bench* bench, double seconds) {
   std::vector<double> row_steps, draft_steps;
-  Passes passes;
+  Times passes;
   std::atomic<int> drafted{0};
   std::atomic<bool> over{false};
   bench->part();
@@ -226,17 +194,80 @@ Costs calibrate(Bench* bench, int threads, bool overlap, double step_share) {
   return costs;
 }
 
-Costs calibrate(CpuEngine* engine, bool overlaps) {
-  const CpuModel& model = engine->model();
-  if (!model.drafts()) throw std::runtime_error("there is nothing to calibrate without an exit head");
-  const bool overlap = overlaps && engine->threads() > 1 && !model.eagle;
-  const double late = model.shape.num_layers - model.exit_layer;
-  const int own = model.eagle ? int(model.eagle->layers.size()) : int(model.exit_layers.size());
-  const double step_share = double(model.exit_layer + own) / late;
+Costs calibrate(const std::shared_ptr<const CpuModel>& model, int threads, bool overlaps) {
+  if (!model->drafts()) throw std::runtime_error("there is nothing to calibrate without an exit head");
+  const bool overlap = overlaps && threads > 1 && !model->eagle;
+  const double late = model->shape.num_layers - model->exit_layer;
+  const int own = model->eagle ? int(model->eagle->layers.size()) : int(model->exit_layers.size());
+  const double step_share = double(model->exit_layer + own) / late;
   return std::async(std::launch::async, [&] {   // on a thread of its own: it gets pinned, and the caller's must not be
-    EngineBench bench(engine);
-    return calibrate(&bench, engine->threads(), overlap, step_share);
+    ModelBench bench(model, threads);
+    return calibrate(&bench, threads, overlap, step_share);
   }).get();
+}
+
+// -- a made-up text ----------------------------------------------------------------------------------------------------
+
+TimedText::TimedText(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, bool late)
+    : passes_(std::move(model), std::move(team), {}, late),
+      sampler_(*passes_.model().kernels, passes_.model().shape.vocab_size, passes_.members()),
+      vocabulary_(passes_.draft_vocabulary()) {
+  sampler_.begin({}, 0);
+  for (int i = 0; i < kPassRows * passes_.model().shape.hidden_size; ++i) states_.push_back(float(i * 37 % 101) / 101.0f - 0.5f);
+  feedback_.hidden.assign(states_.begin(), states_.begin() + passes_.model().shape.hidden_size);
+}
+
+// In memory that is really there.
+void TimedText::reserve(int rows) {
+  if (blocks_ && rows <= blocks_->rows()) return;
+  blocks_ = std::make_unique<OwnBlocks>(passes_.block_bytes(), std::max(rows, kDeep + kPassRows));
+  blocks_->fill();
+  passes_.reserve(blocks_->rows(), 0);
+}
+
+// The EAGLE-3 head reads the text before, once; then its newest row is to be drafted from once more.
+void TimedText::follow(int context) {
+  const size_t width = passes_.tap_width();
+  const std::vector<int> ids(size_t(context) + 1);
+  eagle_.know(0, ids.data(), context + 1);
+  if (std::exchange(followed_, context) != context) {
+    const std::vector<float> taps(size_t(kPassRows) * width);
+    for (int row = 0; row < context; row += kPassRows) {
+      const int rows = std::min(kPassRows, context - row);
+      const Segment segment = blocks_->segment(row, rows);
+      eagle_.verified(row, rows, taps.data(), width);
+      passes_.read_taps(&eagle_, segment.blocks, segment.spans);
+    }
+  }
+  eagle_.expect_again(std::exchange(verified_, 0), width);
+}
+
+double TimedText::step(bool draw, int context) {
+  reserve(context + kPassRows);
+  if (passes_.taps() > 0) follow(context);
+  feedback_.position = context - 1;
+  x_.resize(states_.size());
+  const int id = context % passes_.model().shape.vocab_size;
+  const Segment segment = blocks_->segment(context, 1);
+  std::vector<Passes::Draw> draws{
+      {segment, x_.data(), passes_.uses_feedback() ? &feedback_ : nullptr, &sampler_, &vocabulary_, 0.0, &eagle_, {}}};
+  const auto begin = Clock::now();
+  passes_.embed(&id, 1, x_.data());
+  passes_.early({segment}, x_.data(), {}, nullptr);
+  if (draw) passes_.draw(&draws, nullptr);
+  return since(begin);
+}
+
+double TimedText::verify(int rows, int context) {
+  reserve(context + kPassRows);
+  const size_t hidden = size_t(passes_.model().shape.hidden_size);
+  x_ = states_;
+  std::vector<Head::Row> choosing;
+  for (int row = 0; row < rows; ++row) choosing.push_back({x_.data() + size_t(row) * hidden, &sampler_, context + row + 1});
+  const auto begin = Clock::now();
+  passes_.verify({blocks_->segment(context, rows)}, x_.data(), {}, choosing, nullptr);
+  verified_ = kVerified;
+  return since(begin);
 }
 
 }  // namespace ppsd

@@ -1,4 +1,4 @@
-// A slice of layers on another rank, or on threads of its own, for passes of the loop: see ../decoding/pass.h.
+// A slice of layers on another rank, or on threads of its own, for passes of the loop: see pass.h.
 #pragma once
 
 #include <functional>
@@ -7,9 +7,10 @@
 #include <optional>
 #include <vector>
 
-#include "../decoding/blocks.h"
-#include "../decoding/pass.h"
-#include "stage.h"
+#include "../cpu/checkpoint.h"
+#include "../cpu/team.h"
+#include "blocks.h"
+#include "pass.h"
 
 namespace ppsd {
 
@@ -26,16 +27,22 @@ class PassStage {
  public:
   using Masks = std::function<std::shared_ptr<TokenMask>(int grammar)>;
 
-  // blocks: as many as this rank has memory for. head: of the last rank, or null. loops: where the blocks are the loop's own.
-  // taps: see StageTaps::theirs.
-  PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks, const Blocks* loops = nullptr,
-            std::vector<bool> taps = {});
+  // Layers [first, last), and the LM head after the last of them. kv_bytes: for blocks; or loops: where the blocks are the
+  // loop's own, of which these layers' bytes begin at `begin`. taps: of an EAGLE-3 head, see StageTaps.
+  PassStage(const CpuModel& model, int first, int last, Team* team, size_t kv_bytes, const Blocks* loops = nullptr, size_t begin = 0,
+            const std::vector<int>& taps = {});
 
+  int blocks() const { return blocks_; }   // that answers may have here
+  size_t end() const { return layers_.end(); }   // of these layers' bytes in a block
+  bool last() const { return head_ != nullptr; }
+  const StageTaps& taps() const { return taps_; }
   void use(Masks masks) { masks_ = std::move(masks); }
   // The rows through the layers, in place. verdict: what they choose, of the last rank. reserve: see below. False: cancelled on
   // the way. Throws std::runtime_error for what rank 0 could not have meant.
   using Reserve = std::function<const float*(int rows)>;   // the table of rotations for texts so long
   bool run(Pass* pass, const Cancelled& cancelled, const Reserve& reserve, PassVerdict* verdict);
+  // Seconds of a pass over so many made-up rows after `context` others, the choice of tokens included.
+  double time(int rows, int context, const Reserve& reserve);
 
  private:
   struct Answer {
@@ -51,15 +58,16 @@ class PassStage {
   void choose(const Pass& pass, PassVerdict* verdict);
 
   const CpuModel& model_;
-  LayerStack* const layers_;
-  Head* const head_;
   Team* const team_;
-  const size_t blocks_;
+  LayerStack layers_;
+  std::unique_ptr<Head> head_;  // of the last stage; or null
   const Blocks* const loops_;   // or null
-  const std::vector<bool> taps_;
+  const int blocks_;
+  const StageTaps taps_;
   Memory memory_;               // else: of all blocks; comes with the first pass
   std::map<int, Answer> answers_;
   int longest_ = 0;
+  std::unique_ptr<OwnBlocks> timed_;
   Masks masks_;
 };
 

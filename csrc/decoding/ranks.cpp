@@ -1,23 +1,13 @@
 #include "ranks.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <stdexcept>
 
 namespace ppsd {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int kPromptWord = 8;   // of the settings
-
-// Of a stage with no layers a block has no bytes.
-int blocks_in(size_t kv_bytes, size_t block_bytes) {
-  return int(std::min(kv_bytes / std::max(block_bytes, size_t(1)), size_t(1) << 24));
-}
-
-double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 }  // namespace
 
@@ -79,86 +69,20 @@ Settings settings_of(const std::vector<int32_t>& words) {
   return settings;
 }
 
-const float* Rope::reserve(int capacity) {
-  if (capacity > capacity_) rope_ = make_rope(rotary_, capacity_ = capacity);
-  return rope_.data();
-}
-
 CpuStation::CpuStation(std::shared_ptr<const CpuModel> model, int first, int last, std::vector<int> cores, int threads,
                        double delay, size_t kv_bytes, const std::vector<int>& taps)
     : model_(std::move(model)),
       team_(threads, std::move(cores)),
-      stage_(*model_, first, last, threads),
-      rope_(*model_),
-      last_(last == model_->shape.num_layers),
-      blocks_(blocks_in(kv_bytes, stage_.stack().end())),
-      taps_(taps, first, last),
-      passes_(*model_, &stage_.stack(), stage_.head(), &team_, blocks_, nullptr, taps_.theirs),
+      passes_(*model_, first, last, &team_, kv_bytes, nullptr, 0, taps),
       station_(
           [this](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
             return passes_.run(pass, cancelled, [this](int rows) { return reserve(rows); }, verdict);
           },
-          model_->shape.hidden_size, last_, delay, taps_.before()) {
-  stage_.use(&team_);
-  stage_.stack().tap(taps_.own);
-}
-
-double CpuStation::time_pass(int rows, int context) {
-  reserve(context + kMaxRows);
-  if (stage_.length() < context) {
-    stage_.begin({}, 0);
-    run(0, context);
-  }
-  return run(context, rows);
-}
+          model_->shape.hidden_size, passes_.last(), delay, passes_.taps().before()) {}
 
 const float* CpuStation::reserve(int rows) {
-  const int capacity = std::max(rows, rope_.capacity());
-  const float* rope = rope_.reserve(capacity);
-  stage_.reserve(capacity, rope);
-  return rope;
-}
-
-double CpuStation::run(int start, int rows) {
-  Chunk chunk;
-  chunk.start = start;
-  for (int r = 0; r < rows; ++r) chunk.ids.push_back((start + r) % model_->shape.vocab_size);
-  for (size_t i = 0; i < size_t(rows) * size_t(model_->shape.hidden_size); ++i) chunk.hidden.push_back(float(i * 37 % 101) / 101.0f - 0.5f);
-  const Clock::time_point begin = Clock::now();
-  stage_.run(&chunk, nullptr);
-  if (last_) stage_.choose(chunk, std::min(rows, kMaxRows));
-  return since(begin);
-}
-
-CpuDrafter::CpuDrafter(std::shared_ptr<const CpuModel> model, std::vector<int> cores, int threads)
-    : model_(std::move(model)), team_(threads, std::move(cores)), stage_(*model_, threads), rope_(*model_) {
-  stage_.use(&team_);
-}
-
-double CpuDrafter::time_step(bool draw, int context) {
-  Draft draft;
-  reserve(context + kMaxRows);
-  if (stage_.length() < context) {
-    stage_.begin({}, 0);
-    DraftStep step;
-    for (int id = 0; id < context; ++id) step.ids.push_back(id % model_->shape.vocab_size);
-    stage_.step(step, &draft, nullptr);
-  }
-  DraftStep step;
-  step.start = context;
-  step.ids = {context % model_->shape.vocab_size};
-  if (EagleText* text = stage_.text()) {   // which would remember that it has drafted from this text
-    text->know(context, step.ids.data(), 1);
-    text->expect_again(0, model_->eagle->tap_width());
-  }
-  const Clock::time_point begin = Clock::now();
-  stage_.step(step, draw ? &draft : nullptr, nullptr);
-  return since(begin);
-}
-
-void CpuDrafter::reserve(int rows) {
-  const int capacity = std::max(rows, rope_.capacity());
-  stage_.reserve(capacity, rope_.reserve(capacity));
+  if (rows > capacity_) rope_ = make_rope(model_->rotary, capacity_ = rows);
+  return rope_.data();
 }
 
 }  // namespace ppsd

@@ -1,6 +1,7 @@
 #include "pass_stage.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 
@@ -16,37 +17,42 @@ StageTaps::StageTaps(const std::vector<int>& taps, int first, int last) {
   }
 }
 
-PassStage::PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks, const Blocks* loops,
-                     std::vector<bool> taps)
+PassStage::PassStage(const CpuModel& model, int first, int last, Team* team, size_t kv_bytes, const Blocks* loops, size_t begin,
+                     const std::vector<int>& taps)
     : model_(model),
-      layers_(layers),
-      head_(head),
       team_(team),
-      blocks_(size_t(std::max(blocks, 0))),
+      layers_(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, first, last), team->size(), begin),
       loops_(loops),
-      taps_(std::move(taps)) {}
+      blocks_(loops != nullptr ? loops->count()   // of a stage with no layers a block has no bytes
+                               : int(std::min(kv_bytes / std::max(layers_.end(), size_t(1)), size_t(1) << 24))),
+      taps_(taps, first, last) {
+  layers_.tap(taps_.own);
+  if (last < model.shape.num_layers) return;
+  head_ = std::make_unique<Head>(*model.kernels, model.shape, model.head, team->size());
+  layers_.followed_by(&model.head.lm_head);
+}
 
 uint8_t* PassStage::block(int number) {
-  if (number < 0 || size_t(number) >= blocks_)
+  if (number < 0 || number >= blocks_)
     throw std::runtime_error("a pass names block " + std::to_string(number) + "; this stage has " + std::to_string(blocks_));
   if (loops_ != nullptr) return loops_->at(number);
-  if (memory_.bytes() == 0) memory_ = Memory(blocks_ * layers_->end());
-  return memory_.as<>() + size_t(number) * layers_->end();
+  if (memory_.bytes() == 0) memory_ = Memory(size_t(blocks_) * layers_.end());
+  return memory_.as<>() + size_t(number) * layers_.end();
 }
 
 void PassStage::change(const Pass& pass) {
   for (const auto& [number, position] : pass.adopted) {
-    if (size_t(position) >= blocks_ * kSpan) throw std::runtime_error("a sibling's position is in no text");
+    if (int64_t(position) >= int64_t(blocks_) * kSpan) throw std::runtime_error("a sibling's position is in no text");
     const std::vector<uint8_t*> table(size_t(position / kSpan) + 1, block(number));   // of which this one is read
-    layers_->adopt(position, table.data());
+    layers_.adopt(position, table.data());
   }
-  for (int number : pass.wiped) std::fill_n(block(number), layers_->end(), uint8_t(0));
-  for (const auto& [from, to] : pass.copies) std::copy_n(block(from), layers_->end(), block(to));
+  for (int number : pass.wiped) std::fill_n(block(number), layers_.end(), uint8_t(0));
+  for (const auto& [from, to] : pass.copies) std::copy_n(block(from), layers_.end(), block(to));
   for (int number : pass.closed) answers_.erase(number);
   for (const Pass::Opened& begun : pass.opened) {
     if (begun.settings.size() < size_t(kWireSettings)) throw std::runtime_error("an answer's settings are malformed");
     Settings settings = settings_of(begun.settings);
-    if (settings.end < 0 || size_t(settings.end) > blocks_ * kSpan)
+    if (settings.end < 0 || int64_t(settings.end) > int64_t(blocks_) * kSpan)
       throw std::runtime_error("an answer is longer than there are blocks for it");
     Answer& opened = answers_[begun.answer] = {settings.end, settings.sampling.logprobs >= 0, head_ ? begun.sampler : nullptr};
     longest_ = std::max(longest_, settings.end);
@@ -85,24 +91,46 @@ bool PassStage::run(Pass* pass, const Cancelled& cancelled, const Reserve& reser
     for (int position : part.siblings) siblings.push_back({position, 0});
   }
   const float* rope = reserve(longest_);
-  layers_->begin_pass(segments, siblings);
+  layers_.begin_pass(segments, siblings);
   bool done = true;
   team_->run([&](int member) {
-    if (!layers_->pass(*team_, member, rope, pass->hidden.data(), cancelled) && member == 0) done = false;
+    if (!layers_.pass(*team_, member, rope, pass->hidden.data(), cancelled) && member == 0) done = false;
   });
   if (done) add_taps(pass);
   if (done && head_ != nullptr) choose(*pass, verdict), verdict->tapped = std::move(pass->tapped);
   return done;
 }
 
+double PassStage::time(int rows, int context, const Reserve& reserve) {
+  if (!timed_ || context + rows > timed_->rows()) {
+    timed_ = std::make_unique<OwnBlocks>(layers_.end(), context + kPassRows);
+    timed_->fill();
+  }
+  const size_t hidden = size_t(model_.shape.hidden_size);
+  const float* rope = reserve(context + kPassRows);
+  std::vector<float> x;
+  for (size_t i = 0; i < size_t(rows) * hidden; ++i) x.push_back(float(i * 37 % 101) / 101.0f - 0.5f);
+  Sampler sampler(*model_.kernels, model_.shape.vocab_size, team_->size());
+  std::vector<Head::Row> choosing;
+  for (int row = 0; row < rows; ++row) choosing.push_back({x.data() + size_t(row) * hidden, &sampler, context + row + 1});
+  const auto begin = std::chrono::steady_clock::now();
+  layers_.begin_pass({timed_->segment(context, rows)});
+  team_->run([&](int member) { layers_.pass(*team_, member, rope, x.data()); });
+  if (head_ != nullptr) {
+    head_->begin_pass(choosing, false);
+    team_->run([&](int member) { head_->pass(*team_, member); });
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 // What its rows are at the taps of these layers, beside those that they have brought along.
 void PassStage::add_taps(Pass* pass) const {
   const size_t hidden = size_t(model_.shape.hidden_size), rows = size_t(pass->rows());
-  const float *before = pass->tapped.data(), *own = layers_->tapped();
+  const float *before = pass->tapped.data(), *own = layers_.tapped();
   std::vector<float> all;
-  all.reserve(rows * taps_.size() * hidden);
+  all.reserve(rows * taps_.theirs.size() * hidden);
   for (size_t row = 0; row < rows; ++row)
-    for (const bool mine : taps_) {
+    for (const bool mine : taps_.theirs) {
       const float*& from = mine ? own : before;
       all.insert(all.end(), from, from + hidden);
       from += hidden;
