@@ -1,6 +1,6 @@
-// The kernels, written once over `Simd` (simd_*.h). Included by one .cpp file for each instruction set, whose compiler flags
-// they must not escape: everything in these headers is in an unnamed namespace.
-#pragma once
+// The kernels, written once over `Simd` (simd_*.h). CMakeLists.txt compiles this file for each instruction set, with its compiler
+// flags, which they must not escape: everything in these headers is in an unnamed namespace.
+#include PPSD_SIMD
 
 #include "attention.h"
 #include "head.h"
@@ -32,4 +32,10 @@ Kernels table(const char* name) {
 }
 
 }  // namespace
+
+const Kernels& PPSD_TIER() {
+  static const Kernels kernels = table(PPSD_NAME);
+  return kernels;
+}
+
 }  // namespace ppsd
