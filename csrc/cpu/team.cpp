@@ -43,6 +43,18 @@ bool pin_thread(pthread_t thread, const std::vector<int>& cores, std::string* pr
 #endif
 }
 
+// Seconds that the members together have slept more than is bearable, until one of them leaves. A burst of another program,
+// or of this one (a server that reads sixteen new requests), passes; a neighbour that stays does not.
+constexpr double kTolerated = 0.04;
+constexpr double kTrial = 0.012;    // the same, while a member is tried
+constexpr double kProven = 0.25;    // seconds after which it is not on trial any more
+constexpr double kPatience = 0.1;   // seconds until one more member is tried; twice as many each time that this fails ..
+constexpr double kMost = 3.0;       // .. up to here
+
+// Of the time of a pass, how much a member may sleep at barriers: what is lost then is what one member fewer costs where
+// arithmetic is the limit, and less than that where memory is.
+double bearable(int active) { return std::max(0.8 / active, 0.15); }
+
 }  // namespace
 
 void run_on(const std::vector<int>& cores) {
@@ -80,7 +92,7 @@ Team::Team(int size, std::vector<int> cores, const std::vector<int>& around)
     : size_(std::max(size, 1)),
       cores_(std::move(cores)),
       around_(around.empty() ? cores_ : around),
-      roster_(size_, !cores_.empty()),
+      workers_(size_, !cores_.empty()),
       active_(size_),
       calls_(std::make_unique<Call[]>(size_t(size_))) {
   if (size_ == 1) return;
@@ -129,7 +141,7 @@ void Team::pass(const std::function<void(int)>& work) noexcept {
 
 void Team::judge(Pass pass) {
   if (told_) pass = told_(active_);
-  if (roster_.after(pass.seconds, pass.slept)) regroup();
+  if (workers_.after(pass.seconds, pass.slept)) regroup();
 }
 
 void Team::help(int member, uint32_t seen) {
@@ -177,12 +189,12 @@ void Team::pin_caller() {
 }
 
 std::vector<int> Team::place(int member) const {
-  return roster_.pinned() || !watching_ ? std::vector<int>{cores_[member]} : around_;
+  return workers_.pinned() || !watching_ ? std::vector<int>{cores_[member]} : around_;
 }
 
-// As the roster has it now: how many work, and where.
+// As the worker set has it now: how many work, and where.
 void Team::regroup() {
-  active_ = roster_.active();
+  active_ = workers_.active();
   if (cores_.empty()) return;
   std::string problem;
   if (caller_ == std::this_thread::get_id()) pin_thread(pthread_self(), place(0), &problem);
@@ -193,6 +205,30 @@ void Team::regroup() {
 std::unique_ptr<Team> make_shared_team(int threads) {
   const std::vector<int> cores = usable_cores().order;
   return std::make_unique<Team>(threads, threads > 1 ? cores_from(cores, 0, threads) : std::vector<int>(), cores);
+}
+
+bool WorkerSet::after(double seconds, double slept) {
+  if (highest_ == 1) return false;
+  here_ += seconds;
+  if (active() > 1) {   // while one member is away, all others sleep
+    excess_ = std::max(0.0, excess_ + slept / (active() - 1) - bearable(active()) * seconds);
+    if (excess_ > (tried_ ? kTrial : kTolerated)) {
+      patience_ = tried_ ? std::min(2.0 * patience_, kMost) : kPatience;
+      return move(-1);
+    }
+  }
+  if (tried_ && here_ >= kProven) {
+    tried_ = false;
+    patience_ = kPatience;
+  }
+  return here_ >= patience_ && excess_ == 0.0 && level_ < highest_ && move(+1);
+}
+
+bool WorkerSet::move(int by) {
+  level_ += by;
+  here_ = excess_ = 0.0;
+  tried_ = by > 0;
+  return true;
 }
 
 }  // namespace ppsd

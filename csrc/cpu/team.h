@@ -1,7 +1,7 @@
 // A team of pinned threads that work on one pass together: the caller is member 0, the helpers wait for the next pass.
 //
 // Waits spin briefly, then sleep: with every core busy a spinning thread takes the time that the one it waits for
-// needs, and a neighbour may hold a core for milliseconds. Where that goes on, fewer members work (roster.h).
+// needs, and a neighbour may hold a core for milliseconds. Where that goes on, fewer members work.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "../pipeline/thread.h"
-#include "roster.h"
 
 namespace ppsd {
 
@@ -51,6 +50,31 @@ class Shares {
   std::unique_ptr<Next[]> next_;
 };
 
+// How many members of a team work. A thread that has lost its core to another program keeps all others waiting, at every
+// barrier, for milliseconds: with one busy program beside them two threads decode slower than one.
+class WorkerSet {
+ public:
+  // `pinnable`: the members have cores of their own for as long as all goes well.
+  WorkerSet(int size, bool pinnable) : size_(size), highest_(size + (pinnable ? 1 : 0)), level_(highest_) {}
+
+  int active() const { return level_ < size_ ? level_ : size_; }
+  bool pinned() const { return level_ > size_; }
+
+  // After a pass that took so many seconds, of which its members together slept so many at barriers. True: active() or
+  // pinned() has changed.
+  bool after(double seconds, double slept);
+
+ private:
+  bool move(int by);
+
+  const int size_, highest_;
+  int level_;             // members at work; above size_: all of them, pinned
+  double excess_ = 0.0;   // seconds slept beyond what is bearable
+  double here_ = 0.0;     // seconds of passes at this level
+  double patience_ = 0.0; // seconds after which the next level is tried
+  bool tried_ = false;    // this level was, and is not proven yet
+};
+
 class Team {
  public:
   // `cores`: which core each member runs on, member 0 included; empty: `size` members, not pinned.
@@ -69,7 +93,7 @@ class Team {
   struct Pass {
     double seconds = 0.0, slept = 0.0;
   };
-  // From now on a pass of so many members was for the roster what `told` says, and not what the clock does: a test does
+  // From now on a pass of so many members was for the worker set what `told` says, and not what the clock does: a test does
   // not know who else wants its cores.
   void judge_by(std::function<Pass(int active)> told) { told_ = std::move(told); }
 
@@ -130,7 +154,7 @@ class Team {
 
   const int size_;
   const std::vector<int> cores_, around_;
-  Roster roster_;
+  WorkerSet workers_;
   bool watching_ = true;
   std::function<Pass(int)> told_;     // instead of the clock
   int active_;                        // changes between passes alone

@@ -9,7 +9,7 @@
 #include <mutex>
 
 #include "../cpu/checkpoint.h"
-#include "../cpu/roster.h"
+#include "../cpu/team.h"
 #include "../decoding/allotment.h"
 #include "../decoding/calibrate.h"
 #include "../pipeline/noise.h"
@@ -60,13 +60,13 @@ Team::Pass crowded_pass(int active, int room, double seconds, double lost) {
 }
 
 // How many members would work, and whether on cores of their own, after each of these passes.
-std::vector<std::pair<int, bool>> roster(int size, bool pinnable, double seconds, double lost, const std::vector<int>& room) {
-  Roster roster(size, pinnable);
+std::vector<std::pair<int, bool>> worker_set(int size, bool pinnable, double seconds, double lost, const std::vector<int>& room) {
+  WorkerSet workers(size, pinnable);
   std::vector<std::pair<int, bool>> after;
   for (const int fit : room) {
-    const Team::Pass pass = crowded_pass(roster.active(), fit, seconds, lost);
-    roster.after(pass.seconds, pass.slept);
-    after.emplace_back(roster.active(), roster.pinned());
+    const Team::Pass pass = crowded_pass(workers.active(), fit, seconds, lost);
+    workers.after(pass.seconds, pass.slept);
+    after.emplace_back(workers.active(), workers.pinned());
   }
   return after;
 }
@@ -144,7 +144,7 @@ void bind(py::module_& m) {
       py::arg("sharers") = 1, py::arg("copying") = 1);
   m.def("running_threads", &running_threads);
   m.def("let_threads_start", &let_threads_start, py::arg("count"));
-  m.def("roster", &roster, py::arg("size"), py::arg("pinnable"), py::arg("seconds"), py::arg("lost"),
+  m.def("worker_set", &worker_set, py::arg("size"), py::arg("pinnable"), py::arg("seconds"), py::arg("lost"),
         py::arg("room"));
   py::class_<Controller>(m, "StopRule", "A stop rule of csrc/pipeline/stop_rules.cpp at work.")
       .def(py::init([](const Schedule& schedule, uint64_t seed) { return Controller::make(schedule.stop_rule, seed); }))

@@ -1,4 +1,4 @@
-"""How many members of a team work while other programs want their cores (csrc/cpu/roster.h)."""
+"""How many members of a team work while other programs want their cores (csrc/cpu/team.h)."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ PASS = 0.005  # seconds
 
 
 def levels(size, room, lost=0.9, pinnable=True):
-    return testing.roster(size, pinnable, PASS, lost, room)
+    return testing.worker_set(size, pinnable, PASS, lost, room)
 
 
 def test_calm_teams_stay_whole_on_their_cores():
