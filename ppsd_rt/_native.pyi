@@ -126,8 +126,8 @@ class Model:
     packed_bytes: Final[int]
     isa: Final[str]
 
-class News:
-    """A descriptor that becomes readable when an answer that has it rings."""
+class Notifier:
+    """A descriptor that becomes readable when an answer that has it has events."""
 
     def __init__(self) -> None: ...
     descriptor: Final[int]
@@ -141,7 +141,7 @@ class LoopAnswer:
     def ready(self, milliseconds: int) -> bool: ...  # there is something to iterate over, waiting for so long
     def prompt_rows(self) -> tuple[int, int]: ...  # of the prompt: rows done, rows to do; from any thread
     def take(self) -> tuple[list[Drafted | Round], bool]: ...  # (events that are there, is it over), without waiting
-    def hear(self, news: News) -> None: ...  # it rings whenever there is something to iterate over
+    def tell_by(self, notifier: Notifier) -> None: ...  # it is notified whenever there is something to iterate over
     def kept(self) -> npt.NDArray[np.uint16]: ...  # once it is over: of its rows, [rows * keep * hidden]
     def cancel(self) -> None: ...  # from any thread: the answer ends soon
     def close(self) -> None: ...

@@ -186,7 +186,7 @@ class _Pump:
         self._drain = _drains.get(self._loop) or _Drain(self._loop)
         self._drain.pumps.add(self)
         if source := self._generation.source:
-            source.hear(self._drain.news)
+            source.tell_by(self._drain.notifier)
         self.collect()
 
     def collect(self) -> None:
@@ -214,14 +214,14 @@ class _Drain:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        from ._native import News
+        from ._native import Notifier
 
-        self.news, self.pumps = News(), set[_Pump]()
-        loop.add_reader(self.news.descriptor, self._look)
+        self.notifier, self.pumps = Notifier(), set[_Pump]()
+        loop.add_reader(self.notifier.descriptor, self._look)
         _drains[loop] = self
 
     def _look(self) -> None:
-        self.news.clear()
+        self.notifier.clear()
         for pump in list(self.pumps):
             pump.collect()
 

@@ -97,17 +97,17 @@ py::tuple take(PyOutbox& answer) {
 
 void bind_decoding(py::module_& m) {
   m.def("pass_words", &most_pass_words, py::arg("hidden"), py::arg("taps") = 0);
-  py::class_<News, std::shared_ptr<News>>(m, "News")
+  py::class_<Notifier, std::shared_ptr<Notifier>>(m, "Notifier")
       .def(py::init<>())
-      .def_property_readonly("descriptor", &News::descriptor)
-      .def("clear", &News::clear);
+      .def_property_readonly("descriptor", &Notifier::descriptor)
+      .def("clear", &Notifier::clear);
 
   bind_answer<Outbox>(m, "LoopAnswer")
       .def("ready", &PyOutbox::ready, py::arg("milliseconds"))
       .def("prompt_rows", &PyOutbox::prompt_rows)
-      .def("hear", [](PyOutbox& answer, std::shared_ptr<News> news) {
-        if (answer.session && answer.here()) answer.session->hear(std::move(news));
-      }, py::arg("news"))
+      .def("tell_by", [](PyOutbox& answer, std::shared_ptr<Notifier> notifier) {
+        if (answer.session && answer.here()) answer.session->tell_by(std::move(notifier));
+      }, py::arg("notifier"))
       .def("take", &take)
       .def("kept", [](PyOutbox& answer) {
         if (!answer.session) throw std::logic_error("this answer has been closed");

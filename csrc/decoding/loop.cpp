@@ -15,7 +15,7 @@ namespace {
 
 // Between two times at which consumers are woken; more for each answer. Where a consumer shares the cores with the work, each time
 // costs the work 50 us, or 280 where the weights have pushed all of Python out of the caches. No reader sees the difference.
-constexpr std::chrono::microseconds kNews{25000}, kNewsOfEach{2500};
+constexpr std::chrono::microseconds kFlush{25000}, kFlushOfEach{2500};
 
 using Clock = std::chrono::steady_clock;
 
@@ -182,7 +182,7 @@ void Loop::play(const std::vector<Answer*>& writing, const std::vector<Part>& pr
 // All together: each consumer that wakes takes a core from a member of the team, for which the others wait.
 void Loop::notify_consumers() {
   const auto now = Clock::now();
-  if (now - told_ < kNews + (int(running_.size()) - 1) * kNewsOfEach) return;
+  if (now - told_ < kFlush + (int(running_.size()) - 1) * kFlushOfEach) return;
   told_ = now;
   for (const Answers* answers : {&running_, &waiting_})
     for (const auto& answer : *answers) answer->out->tell();

@@ -47,7 +47,7 @@ class Outbox {
   using Status = EventQueue::Status;
   Status next(int milliseconds, Event* event, double* seconds) { return events_.next(milliseconds, event, seconds); }
   bool ready(int milliseconds) { return events_.ready(milliseconds); }
-  void hear(std::shared_ptr<News> news) { events_.hear(std::move(news)); }
+  void tell_by(std::shared_ptr<Notifier> notifier) { events_.tell_by(std::move(notifier)); }
   // Of the prompt: {rows that have passed the layers, rows that have to}, without those that earlier answers left.
   std::pair<int, int> prompt_rows() const {
     const int kept = kept_.load(), done = std::min(read_.load(), prompt_);

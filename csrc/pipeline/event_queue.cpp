@@ -43,15 +43,15 @@ void EventQueue::let_go() {
   changed_.notify_all();
 }
 
-void EventQueue::hear(std::shared_ptr<News> news) {
+void EventQueue::tell_by(std::shared_ptr<Notifier> notifier) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  news_ = std::move(news);
-  if (!events_.empty() || over_) news_->ring();
+  notifier_ = std::move(notifier);
+  if (!events_.empty() || over_) notifier_->notify();
 }
 
 void EventQueue::wake() {
   changed_.notify_all();
-  if (news_) news_->ring();
+  if (notifier_) notifier_->notify();
 }
 
 void EventQueue::put(Event event, double seconds) {

@@ -1,7 +1,11 @@
 // What has been made of an answer, on its way from the thread that works to whoever asked for it.
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -9,11 +13,42 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <system_error>
 
 #include "carrier.h"
-#include "news.h"
 
 namespace ppsd {
+
+// Tells an event loop, through a descriptor that it watches, that answers have something to read.
+class Notifier {
+ public:
+  Notifier() {
+    if (pipe(ends_) != 0) throw std::system_error(errno, std::generic_category(), "no pipe for an event loop");
+    for (int end : ends_) {
+      fcntl(end, F_SETFL, O_NONBLOCK);
+      fcntl(end, F_SETFD, FD_CLOEXEC);
+    }
+  }
+  ~Notifier() {
+    for (int end : ends_) close(end);
+  }
+  Notifier(const Notifier&) = delete;
+  Notifier& operator=(const Notifier&) = delete;
+
+  int descriptor() const { return ends_[0]; }   // readable once it has been notified
+  void notify() {                               // after the event is there
+    if (!notified_.exchange(true)) (void)!write(ends_[1], "!", 1);
+  }
+  void clear() {                                // before events are looked for
+    char read_away[8];
+    (void)!read(ends_[0], read_away, sizeof read_away);
+    notified_.store(false);
+  }
+
+ private:
+  int ends_[2];
+  std::atomic<bool> notified_{false};
+};
 
 class EventQueue {
  public:
@@ -31,7 +66,7 @@ class EventQueue {
   // seconds: of work, from the beginning to this event.
   Status next(int milliseconds, Event* event, double* seconds);
   bool ready(int milliseconds);   // is there something for `next`?
-  void hear(std::shared_ptr<News> news);   // rings from now on whenever the consumer is woken
+  void tell_by(std::shared_ptr<Notifier> notifier);   // notified from now on whenever the consumer is woken
   void wait_for_end();
   void let_go();                  // of a producer that waits for room, for good
 
@@ -55,7 +90,7 @@ class EventQueue {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Stamped> events_;
-  std::shared_ptr<News> news_;   // or null
+  std::shared_ptr<Notifier> notifier_;   // or null
   std::atomic<int> waiting_{0};   // events
   Clock::time_point told_{};
   bool over_ = false, let_go_ = false;
