@@ -12,7 +12,7 @@ using namespace ppsd::bindings;
 
 namespace {
 
-using PyOutbox = PyAnswer<Outbox>;
+using PyAnswerEvents = PyAnswer<AnswerEvents>;
 
 PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_answers, int prompt_rows, bool stepped,
                  std::vector<int> keep, std::optional<std::vector<int>> cuts) {
@@ -49,7 +49,7 @@ Chain& chain_of(PyLoop& loop) {
   return loop.loop().chain();
 }
 
-PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, const Schedule& schedule, const Limits& limits,
+PyAnswerEvents add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, const Schedule& schedule, const Limits& limits,
              bool automatic, bool report_drafts,
              const std::optional<std::pair<py::object, py::object>>& masks, const std::optional<OwnedNgrams>& ngrams,
              std::shared_ptr<Planner> planner, const std::optional<Oracle>& oracle, bool trace, int grammar) {
@@ -67,13 +67,13 @@ PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, co
   request.report_drafts = report_drafts;
   request.planner = std::move(planner);
   if (oracle) request.oracle = *oracle;
-  PyOutbox answer;
+  PyAnswerEvents answer;
   if (trace) request.trace = answer.trace = loop.loop().over_ranks() ? std::make_shared<Trace>(Trace::Clock::time_point())   // as the other ranks
                                                                                 : std::make_shared<Trace>();
-  const std::shared_ptr<Outbox> out = loop.loop().add(std::move(request), automatic, grammar);
+  const std::shared_ptr<AnswerEvents> out = loop.loop().add(std::move(request), automatic, grammar);
   // An answer that nobody holds ends; after a fork it is left alone, with the locks that others may have held.
-  auto* held = new std::shared_ptr<Outbox>(out);
-  answer.session = {out.get(), [held, made = forks()](Outbox*) {
+  auto* held = new std::shared_ptr<AnswerEvents>(out);
+  answer.session = {out.get(), [held, made = forks()](AnswerEvents*) {
                       if (made != forks()) return;
                       (*held)->cancel();
                       delete held;
@@ -82,13 +82,13 @@ PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, co
 }
 
 // What there is by now, without waiting: (events, over).
-py::tuple take(PyOutbox& answer) {
+py::tuple take(PyAnswerEvents& answer) {
   py::list events;
   for (;;) {
     Event event;
     double seconds = 0.0;
     const auto status = answer.session->next(0, &event, &seconds);
-    if (status != Outbox::Status::kEvent) return py::make_tuple(events, status == Outbox::Status::kEnded);
+    if (status != AnswerEvents::Status::kEvent) return py::make_tuple(events, status == AnswerEvents::Status::kEnded);
     events.append(event_of(event, seconds));
   }
 }
@@ -102,14 +102,14 @@ void bind_decoding(py::module_& m) {
       .def_property_readonly("descriptor", &Notifier::descriptor)
       .def("clear", &Notifier::clear);
 
-  bind_answer<Outbox>(m, "LoopAnswer")
-      .def("ready", &PyOutbox::ready, py::arg("milliseconds"))
-      .def("prompt_rows", &PyOutbox::prompt_rows)
-      .def("tell_by", [](PyOutbox& answer, std::shared_ptr<Notifier> notifier) {
+  bind_answer<AnswerEvents>(m, "LoopAnswer")
+      .def("ready", &PyAnswerEvents::ready, py::arg("milliseconds"))
+      .def("prompt_rows", &PyAnswerEvents::prompt_rows)
+      .def("tell_by", [](PyAnswerEvents& answer, std::shared_ptr<Notifier> notifier) {
         if (answer.session && answer.here()) answer.session->tell_by(std::move(notifier));
       }, py::arg("notifier"))
       .def("take", &take)
-      .def("kept", [](PyOutbox& answer) {
+      .def("kept", [](PyAnswerEvents& answer) {
         if (!answer.session) throw std::logic_error("this answer has been closed");
         return py::array_t<uint16_t>(py::ssize_t(answer.session->kept.size()), answer.session->kept.data());
       });

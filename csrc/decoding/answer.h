@@ -20,7 +20,7 @@ struct Loop::Answer {
         verdict_track(loop->ranks_ ? kDraftTrack : kVerifyTrack),
         prompt_rows(int(request.prompt.size()) - request.limits.own - 1),
         rotated_as(loop->model().rotary.matters(prompt_rows + 1)),
-        out(std::make_shared<Outbox>(loop->bell_, int(request.prompt.size()))),
+        out(std::make_shared<AnswerEvents>(loop->condition_, int(request.prompt.size()))),
         scheduler(fitted(request.schedule, true, false), request.limits, request.sampling.seed),
         table(&loop->blocks_, rotated_as),
         exits(size_t(loop->model().shape.hidden_size)),
@@ -81,7 +81,7 @@ struct Loop::Answer {
   const int grammar, verdict_track;
   const int prompt_rows;      // of the text: of the prompt, all but the last, which is the first that a token is chosen after
   const int rotated_as;       // see Rotary::matters
-  const std::shared_ptr<Outbox> out;
+  const std::shared_ptr<AnswerEvents> out;
   Scheduler scheduler;
   BlockTable table;
   ExitRows exits;

@@ -14,16 +14,16 @@
 #include <utility>
 #include <vector>
 
-#include "outbox.h"
+#include "answer_events.h"
 #include "pass.h"
 
 namespace ppsd {
 
 class Chain {
  public:
-  // stages: rank 0's too. taps: of an EAGLE-3 head, that verdicts bring home. bell: rings when a verdict has come.
-  Chain(int stages, int hidden, int taps, std::shared_ptr<Bell> bell)
-      : stages_(stages), hidden_(hidden), taps_(taps), bell_(std::move(bell)) {}
+  // stages: rank 0's too. taps: of an EAGLE-3 head, that verdicts bring home. condition: notified when a verdict has come.
+  Chain(int stages, int hidden, int taps, std::shared_ptr<Condition> condition)
+      : stages_(stages), hidden_(hidden), taps_(taps), condition_(std::move(condition)) {}
 
   // -- for the loop --
   int stages() const { return stages_; }
@@ -63,19 +63,19 @@ class Chain {
       landed_ = verdict.number;
       in_.push_back(std::move(verdict));
     }
-    bell_->ring();
+    condition_->notify();
   }
   void fail(std::exception_ptr failure) {   // nothing lands any more
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       failure_ = std::move(failure);
     }
-    bell_->ring();
+    condition_->notify();
   }
 
  private:
   const int stages_, hidden_, taps_;
-  const std::shared_ptr<Bell> bell_;
+  const std::shared_ptr<Condition> condition_;
   uint64_t sent_ = 0, known_ = 0;   // the last pass, and the last one whose verdict the loop has
   uint64_t landed_ = 0;             // the last one whose verdict has come
   std::deque<Pass> out_;

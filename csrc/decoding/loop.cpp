@@ -45,14 +45,14 @@ Loop::Loop(std::unique_ptr<Passes> early, OverRanks ranks, LoopLimits limits)
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
       policy_(passes_.drafts(), passes_.draft_share(), true),
-      ranks_(std::make_unique<Chain>(ranks.stages, passes_.model().shape.hidden_size, passes_.taps(), bell_)),
+      ranks_(std::make_unique<Chain>(ranks.stages, passes_.model().shape.hidden_size, passes_.taps(), condition_)),
       chain_(ranks_.get()) {
   blocks_.note_changes();
 }
 
 Loop::~Loop() { end_all(nullptr); }
 
-std::shared_ptr<Outbox> Loop::add(Request request, bool automatic, int grammar) {
+std::shared_ptr<AnswerEvents> Loop::add(Request request, bool automatic, int grammar) {
   if (request.limits.end > capacity()) throw std::bad_alloc();
   auto answer = std::make_unique<Answer>(this, std::move(request), automatic, grammar);
   const auto out = answer->out;
@@ -60,7 +60,7 @@ std::shared_ptr<Outbox> Loop::add(Request request, bool automatic, int grammar) 
     const std::lock_guard<std::mutex> lock(mutex_);
     arrived_.push_back(std::move(answer));
   }
-  bell_->ring();
+  condition_->notify();
   return out;
 }
 

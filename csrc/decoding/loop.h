@@ -25,7 +25,7 @@
 
 #include "blocks.h"
 #include "chain.h"
-#include "outbox.h"
+#include "answer_events.h"
 #include "cpu_passes.h"
 #include "policy.h"
 #include "request.h"
@@ -36,7 +36,7 @@ namespace ppsd {
 struct LoopLimits {
   int most_answers = 48;   // that run at once; below kPassRows, so that prompts join
   int prompt_rows = 16;    // of prompts in a round, at the least; more the more answers run, or if none does
-  std::vector<int> keep;   // of every row the hidden states after so many layers, for distillation: Outbox::kept
+  std::vector<int> keep;   // of every row the hidden states after so many layers, for distillation: AnswerEvents::kept
   // Where the late layers are cut into stages, which overlap where one answer is alone; none: they always take turns.
   std::optional<std::vector<int>> cuts = std::nullopt;
 };
@@ -67,10 +67,10 @@ class Loop {
   // From any thread. automatic: the policy decides on drafts, round by round; of the schedule, `lookup` and `recycle` count.
   // Throws std::bad_alloc where the text may become longer than all blocks.
   // grammar: its number, over ranks, whose last one has been told of it; 0: there is none.
-  std::shared_ptr<Outbox> add(Request request, bool automatic = false, int grammar = 0);
+  std::shared_ptr<AnswerEvents> add(Request request, bool automatic = false, int grammar = 0);
   LoopCounts counts();
-  void wait() { bell_->wait(); }   // until there may be something to do
-  void ring() { bell_->ring(); }
+  void wait() { condition_->wait(); }   // until there may be something to do
+  void notify() { condition_->notify(); }
 
   // Over ranks, by one thread: steps until a pass is ready to leave, for at most so long, and writes it into
   // out[most_pass_words]. Its words; 0: there is none this time.
@@ -153,7 +153,7 @@ class Loop {
   Cancelled cancelled_;              // of the round: where one answer has it to itself, and nobody wants that any more
   std::chrono::steady_clock::time_point told_{};   // when consumers were, last
 
-  const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();
+  const std::shared_ptr<Condition> condition_ = std::make_shared<Condition>();
   const std::unique_ptr<Chain> ranks_;             // over ranks; or null
   const std::vector<int> cores_;                   // that stages may be pinned to
   std::function<Team::Pass(int active)> judged_;   // see judge_by

@@ -16,7 +16,7 @@ size_t Loop::work(int32_t* out, int milliseconds) {
   try {
     const bool stepped = step();
     if (const auto pass = chain_->take()) return write_pass(*pass, out);
-    if (!stepped) bell_->wait_for(milliseconds);
+    if (!stepped) condition_->wait_for(milliseconds);
   } catch (const std::bad_alloc&) {   // as in LoopThread; what is under way comes back to nobody
     end_all(std::current_exception());
   }
@@ -31,7 +31,7 @@ void Loop::turn_or_overlap() {
   if (wanted) {
     if (!threads_) {
       run_on(cores_);   // or the new ones would begin where this one is pinned
-      threads_ = std::make_unique<StageThreads>(*cpu_, *limits_.cuts, cores_, blocks_, bell_);
+      threads_ = std::make_unique<StageThreads>(*cpu_, *limits_.cuts, cores_, blocks_, condition_);
       if (judged_) threads_->judge_by(judged_);
     }
     Answer& answer = *running_.front();
@@ -56,7 +56,7 @@ void Loop::settle() {
     if (!adopted_.empty() || !closed_.empty()) send({});
     if (flights_.empty()) return;
     if (const auto verdict = chain_->landed()) land(*verdict);
-    else bell_->wait();
+    else condition_->wait();
   }
 }
 

@@ -38,8 +38,8 @@ struct StageThreads::Stage {
 };
 
 StageThreads::StageThreads(const CpuPasses& passes, std::vector<int> cuts, const std::vector<int>& cores, const Blocks& blocks,
-                           std::shared_ptr<Bell> bell)
-    : chain_(int(cuts.size()) + 2, passes.model().shape.hidden_size, 0, std::move(bell)), draft_team_(1, cores_from(cores, 0, 1)) {
+                           std::shared_ptr<Condition> condition)
+    : chain_(int(cuts.size()) + 2, passes.model().shape.hidden_size, 0, std::move(condition)), draft_team_(1, cores_from(cores, 0, 1)) {
   const int threads = passes.members(), stages = int(cuts.size()) + 1;
   cuts.insert(cuts.begin(), passes.model().exit_layer);
   cuts.push_back(passes.model().shape.num_layers);

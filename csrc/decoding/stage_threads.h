@@ -20,7 +20,7 @@ class StageThreads {
  public:
   // passes: of the whole model. The late layers are cut at `cuts`. cores: that are usable, best first. Throws NoThread.
   StageThreads(const CpuPasses& passes, std::vector<int> cuts, const std::vector<int>& cores, const Blocks& blocks,
-               std::shared_ptr<Bell> bell);
+               std::shared_ptr<Condition> condition);
   ~StageThreads();   // what they are at ends at the next layer
 
   Chain& chain() { return chain_; }

@@ -8,7 +8,7 @@ LoopThread::~LoopThread() { end(); }
 
 void LoopThread::end() {
   stop_.store(true);
-  loop_->ring();
+  loop_->notify();
   thread_.join();
   loop_->end_all(nullptr);   // with the threads of its stages
 }

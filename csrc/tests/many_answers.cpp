@@ -62,9 +62,9 @@ int64_t consume(Loop* loop, Request request, int grammar, const std::vector<int>
   Event event;
   double seconds = 0.0;
   for (int events = 0; events != patience;) {
-    const Outbox::Status status = out->next(1000, &event, &seconds);
-    if (status == Outbox::Status::kEnded) break;
-    if (status == Outbox::Status::kWaiting) continue;
+    const AnswerEvents::Status status = out->next(1000, &event, &seconds);
+    if (status == AnswerEvents::Status::kEnded) break;
+    if (status == AnswerEvents::Status::kWaiting) continue;
     ++events;
     if (const Round* round = std::get_if<Round>(&event)) check_round(*round, plain, &known, where);
   }

@@ -10,36 +10,36 @@
 
 namespace ppsd {
 
-// Rings when there may be something to do. It outlives the loop that waits for it, for consumers may.
-class Bell {
+// Notified when there may be something to do. It outlives the loop that waits for it, for consumers may.
+class Condition {
  public:
-  void ring() {
+  void notify() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    rung_ = true;
+    notified_ = true;
     changed_.notify_all();
   }
   void wait_for(int milliseconds) {   // as `wait`, and no longer than that
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return rung_; });
-    rung_ = false;
+    changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return notified_; });
+    notified_ = false;
   }
-  void wait() {   // until it has been rung since the last time
+  void wait() {   // until it has been notified since the last time
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return rung_; });
-    rung_ = false;
+    changed_.wait(lock, [this] { return notified_; });
+    notified_ = false;
   }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool rung_ = false;
+  bool notified_ = false;
 };
 
-class Outbox {
+class AnswerEvents {
  public:
-  // bell: the loop's. prompt: its rows.
-  Outbox(std::shared_ptr<Bell> bell, int prompt)
-      : bell_(std::move(bell)), prompt_(prompt), events_(Clock::duration::max(), [bell = bell_] { bell->ring(); }) {}
+  // condition: the loop's. prompt: its rows.
+  AnswerEvents(std::shared_ptr<Condition> condition, int prompt)
+      : condition_(std::move(condition)), prompt_(prompt), events_(Clock::duration::max(), [condition = condition_] { condition->notify(); }) {}
 
   std::vector<uint16_t> kept;   // once it has ended, if they are wanted: the hidden states of its rows, see CpuPasses::kept
 
@@ -55,7 +55,7 @@ class Outbox {
   }
   void cancel() {
     cancelled_.store(true);
-    bell_->ring();
+    condition_->notify();
   }
   void end() {   // cancels, and returns when the loop does not work on the answer any more
     cancel();
@@ -88,7 +88,7 @@ class Outbox {
  private:
   using Clock = EventQueue::Clock;
 
-  const std::shared_ptr<Bell> bell_;
+  const std::shared_ptr<Condition> condition_;
   const int prompt_;
   std::atomic<bool> cancelled_{false};
   std::atomic<int> kept_{0}, read_{0};   // rows of the prompt
