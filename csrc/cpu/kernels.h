@@ -26,7 +26,7 @@ enum class Stored { kFp32, kFp16, kBf16, kInt8 };   // of a checkpoint's tensors
 constexpr int kPanel = 16;    // outputs that are computed together: the lanes of a register
 constexpr int kBlock = 32;    // inputs that share a scale in int8 and int4
 constexpr int kSpan = 64;     // positions of an attention block
-constexpr int kSiblings = 32; // positions, one after the other, that siblings are kept of: kSiblingPlaces of protocol.h
+constexpr int kSiblings = 32; // positions, one after the other, that siblings are kept of: kSiblingSlots of protocol.h
 constexpr int kMostHeadDim = 256;   // that an int8 KV cache takes, and norms of heads
 constexpr int kAttendTogether = 6;   // queries (rows and heads) of one KV head for which its rows are read once
 

@@ -9,7 +9,7 @@
 
 namespace ppsd {
 
-static_assert(kSiblings == kSiblingPlaces, "stages keep the siblings that a scheduler may have under way");
+static_assert(kSiblings == kSiblingSlots, "stages keep the siblings that a scheduler may have under way");
 namespace {
 
 constexpr int kPhases = 5;       // of a layer: qkv, attention, output, MLP in, MLP out

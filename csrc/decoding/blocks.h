@@ -112,9 +112,9 @@ class BlockTable {
 };
 
 // Blocks of one text that has them for itself, the first one first.
-class OwnBlocks {
+class TextBlocks {
  public:
-  OwnBlocks(size_t block_bytes, int rows) : blocks_(block_bytes, (rows + kSpan - 1) / kSpan) {
+  TextBlocks(size_t block_bytes, int rows) : blocks_(block_bytes, (rows + kSpan - 1) / kSpan) {
     for (int block = 0; block < blocks_.count(); ++block) table_.push_back(blocks_.at(block));
   }
   Blocks& blocks() { return blocks_; }

@@ -220,7 +220,7 @@ TimedText::TimedText(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team
 // In memory that is really there.
 void TimedText::reserve(int rows) {
   if (blocks_ && rows <= blocks_->rows()) return;
-  blocks_ = std::make_unique<OwnBlocks>(passes_.block_bytes(), std::max(rows, kDeep + kPassRows));
+  blocks_ = std::make_unique<TextBlocks>(passes_.block_bytes(), std::max(rows, kDeep + kPassRows));
   blocks_->fill();
   passes_.reserve(blocks_->rows(), 0);
 }

@@ -26,7 +26,7 @@ class TimedText {
   void follow(int context);
 
   CpuPasses passes_;
-  std::unique_ptr<OwnBlocks> blocks_;
+  std::unique_ptr<TextBlocks> blocks_;
   Sampler sampler_;
   DraftVocabulary vocabulary_;
   EagleText eagle_;

@@ -38,7 +38,7 @@ void CpuEngine::reserve(int rows) {
   if (blocks_ && rows <= blocks_->rows()) return;
   const double bytes = double(passes_.block_bytes()) / kSpan + 8.0 * model_->shape.head_dim;   // of a row, with its rotations
   if (bytes * rows > double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE))) throw std::bad_alloc();
-  blocks_ = std::make_unique<OwnBlocks>(passes_.block_bytes(), blocks_ ? std::max(rows, 2 * blocks_->rows()) : rows);
+  blocks_ = std::make_unique<TextBlocks>(passes_.block_bytes(), blocks_ ? std::max(rows, 2 * blocks_->rows()) : rows);
   tokens_.clear();
 }
 

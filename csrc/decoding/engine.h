@@ -34,7 +34,7 @@ class CpuEngine {
   CpuPasses passes_;
   Head head_;
   Sampler sampler_;
-  std::unique_ptr<OwnBlocks> blocks_;
+  std::unique_ptr<TextBlocks> blocks_;
   int rotated_as_ = 0;        // see Rotary::matters; of the rows that are here
   std::vector<int> tokens_;   // of these rows
 };

@@ -103,7 +103,7 @@ bool PassStage::run(Pass* pass, const Cancelled& cancelled, const Reserve& reser
 
 double PassStage::time(int rows, int context, const Reserve& reserve) {
   if (!timed_ || context + rows > timed_->rows()) {
-    timed_ = std::make_unique<OwnBlocks>(layers_.end(), context + kPassRows);
+    timed_ = std::make_unique<TextBlocks>(layers_.end(), context + kPassRows);
     timed_->fill();
   }
   const size_t hidden = size_t(model_.shape.hidden_size);

@@ -67,7 +67,7 @@ class PassStage {
   Memory memory_;               // else: of all blocks; comes with the first pass
   std::map<int, Answer> answers_;
   int longest_ = 0;
-  std::unique_ptr<OwnBlocks> timed_;
+  std::unique_ptr<TextBlocks> timed_;
   Masks masks_;
 };
 

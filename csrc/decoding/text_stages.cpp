@@ -30,7 +30,7 @@ void TextStages::begin(int answer, uint64_t key) {
 
 void TextStages::reserve(int capacity) {
   if (blocks_ && capacity <= blocks_->rows()) return;
-  auto grown = std::make_unique<OwnBlocks>(passes_->block_bytes(), capacity);
+  auto grown = std::make_unique<TextBlocks>(passes_->block_bytes(), capacity);
   if (blocks_) std::memcpy(grown->blocks().at(0), blocks_->blocks().at(0), size_t(blocks_->rows() / kSpan) * passes_->block_bytes());
   passes_->lie_in(&grown->blocks());
   blocks_ = std::move(grown);

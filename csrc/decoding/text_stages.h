@@ -35,7 +35,7 @@ class TextStages {
   void keep(int start, const float* states, int rows);
 
   const std::unique_ptr<Passes, NotAfterFork> passes_;
-  std::unique_ptr<OwnBlocks> blocks_;
+  std::unique_ptr<TextBlocks> blocks_;
   Sampling sampling_;
   Sampler drafting_, verifying_;
   DraftVocabulary vocabulary_;

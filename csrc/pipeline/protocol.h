@@ -35,10 +35,10 @@ struct Feedback {
 struct Sibling {
   int position = 0, id = 0;
 };
-constexpr int kSiblingPlaces = 32;   // positions, one after the other, that a stage keeps siblings of
+constexpr int kSiblingSlots = 32;   // positions, one after the other, that a stage keeps siblings of
 // Draft tokens from the committed text on that may have siblings. Stages may be told once more to adopt one that is up to two
 // tokens behind the text's end: no later sibling may take its place before that.
-constexpr int kSiblingDrafts = kSiblingPlaces - 2;
+constexpr int kSiblingDrafts = kSiblingSlots - 2;
 
 // The log-probability of a token, and the most probable ids with theirs, by the model's own logits.
 struct Logprobs {
@@ -55,7 +55,7 @@ struct DraftStep {
   std::optional<Sibling> adopted;  // first of all: this one is the text's row before start
   bool draw = false;           // draw a draft token for position start + ids.size()
   double sibling_bar = 0.0;    // and its second choice, if that can have this probability; 0: it is not wanted
-  int place = 0;               // how many draft tokens wait for their verdict already
+  int depth = 0;               // how many draft tokens wait for their verdict already
   std::shared_ptr<const Feedback> feedback;   // of the newest committed row, or null; it is never waited for
 };
 

@@ -90,7 +90,7 @@ DraftStep Scheduler::next_step() {
   }
   step.draw = may_draft();
   if (step.draw && takes_siblings()) step.sibling_bar = schedule_.siblings / std::max(alive(), 1e-9);
-  step.place = int(drafts_.size());
+  step.depth = int(drafts_.size());
   step.feedback = feedback_;
   return step;
 }

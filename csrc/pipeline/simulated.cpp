@@ -46,7 +46,7 @@ void PassedRows::add(const std::optional<Sibling>& adopted, int start, const std
                      const std::vector<Sibling>& siblings) {
   const auto of_the_text = [this](int position, int id) { return right_ == position && text_->at(size_t(position)) == id; };
   if (adopted) {
-    const Sibling& known = siblings_[size_t(adopted->position % kSiblingPlaces)];
+    const Sibling& known = siblings_[size_t(adopted->position % kSiblingSlots)];
     if (adopted->position + 1 != start || known.position != adopted->position || known.id != adopted->id)
       throw std::logic_error("a sibling is adopted that did not come");
     if (adopted->position > length_) throw std::logic_error("a sibling left a gap");
@@ -63,12 +63,12 @@ void PassedRows::add(const std::optional<Sibling>& adopted, int start, const std
   }
   for (const Sibling& sibling : siblings) {
     if (sibling.position < start || sibling.position >= length_) throw std::logic_error("a sibling without its row");
-    siblings_[size_t(sibling.position % kSiblingPlaces)] = sibling;
+    siblings_[size_t(sibling.position % kSiblingSlots)] = sibling;
   }
 }
 
 int PassedRows::next_after(const Sibling& sibling) const {
-  if (siblings_[size_t(sibling.position % kSiblingPlaces)].position != sibling.position) throw std::logic_error("another sibling");
+  if (siblings_[size_t(sibling.position % kSiblingSlots)].position != sibling.position) throw std::logic_error("another sibling");
   const bool right = right_ >= sibling.position && text_->at(size_t(sibling.position)) == sibling.id;
   return right ? text_->at(size_t(sibling.position) + 1) : -1;
 }
@@ -118,7 +118,7 @@ void Simulated::finish_step() {
   step_.reset();
   Draft draft;
   drafted_.add(step.adopted, step.start, step.ids, step.siblings);
-  if (step.draw) draft = answer_.draw(drafted_.length(), step.place, drafted_.right());
+  if (step.draw) draft = answer_.draw(drafted_.length(), step.depth, drafted_.right());
   record("draft", kDraftTrack, int(step.ids.size()), drafting_.begun);
   scheduler_.stepped(step, step.draw ? &draft : nullptr);
 }

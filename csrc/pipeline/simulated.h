@@ -42,7 +42,7 @@ class PassedRows {
  private:
   const std::vector<int>* text_;
   int length_ = 0, right_ = 0;   // rows; and of these, the first so many that are of the text
-  std::array<Sibling, kSiblingPlaces> siblings_;   // by position
+  std::array<Sibling, kSiblingSlots> siblings_;   // by position
 };
 
 class Simulated {
