@@ -8,10 +8,10 @@
 #include <variant>
 
 #include "../decoding/engine.h"
+#include "../decoding/loop_thread.h"
 #include "../pipeline/planner.h"
 #include "../pipeline/simulated.h"
 #include "../pipeline/thread.h"
-#include "../decoding/thread.h"
 #include "values.h"
 
 namespace ppsd::bindings {
@@ -154,7 +154,6 @@ pybind11::class_<PyAnswer<Answer>> bind_answer(pybind11::module_& m, const char*
 
 void bind_planning(pybind11::module_& m);
 void bind_cpu(pybind11::module_& m);
-void bind_stages(pybind11::module_& m);
 void bind_decoding(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 void bind_ranks(pybind11::module_& m);

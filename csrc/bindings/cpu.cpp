@@ -9,7 +9,6 @@
 #include "../cpu/checkpoint.h"
 #include "../cpu/cores.h"
 #include "../cpu/half.h"
-#include "../cpu/importance.h"
 #include "../cpu/measure.h"
 #include "../decoding/calibrate.h"
 

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "../decoding/text_stages.h"
 #include "bindings.h"
 
 namespace py = pybind11;
@@ -93,9 +94,28 @@ py::tuple take(PyAnswerEvents& answer) {
   }
 }
 
+// The stages of one text, for a loop in Python.
+void bind_stages(py::module_& m) {
+  const py::call_guard<py::gil_scoped_release> release;
+  py::class_<TextStages>(m, "Stages")
+      .def(py::init([](const PyModel& model, int threads, const Sampling& sampling) {
+             return std::make_unique<TextStages>(std::make_unique<CpuPasses>(model.model, make_shared_team(threads)), sampling);
+           }),
+           py::keep_alive<1, 2>(), py::arg("model"), py::arg("threads"), py::arg("sampling"))
+      .def_static("of_passes", [](py::object passes, const Sampling& sampling) {
+             return std::make_unique<TextStages>(passes_of(std::move(passes)), sampling);
+           }, py::arg("passes"), py::arg("sampling"))
+      .def("begin", &TextStages::begin, release, py::arg("answer"), py::arg("key"))
+      .def("reserve", &TextStages::reserve, release, py::arg("capacity"))
+      .def("draft", &TextStages::draft, release, py::arg("start"), py::arg("ids"), py::arg("draw"))
+      .def("verify", &TextStages::verify, release, py::arg("start"), py::arg("ids"), py::arg("last"))
+      .def("learn", &TextStages::learn, release, py::arg("position"));
+}
+
 }  // namespace
 
 void bind_decoding(py::module_& m) {
+  bind_stages(m);
   m.def("pass_words", &most_pass_words, py::arg("hidden"), py::arg("taps") = 0);
   py::class_<Notifier, std::shared_ptr<Notifier>>(m, "Notifier")
       .def(py::init<>())

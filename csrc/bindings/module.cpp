@@ -1,8 +1,6 @@
 // The Python module ppsd_rt._native. What its callers see is typed and described in ppsd_rt/_native.pyi.
 #include "bindings.h"
 
-#include "../cpu/token_mask.h"
-
 void (*bind_testing)(pybind11::module_&) = nullptr;
 
 PYBIND11_MODULE(_native, m) {
@@ -11,7 +9,6 @@ PYBIND11_MODULE(_native, m) {
   pybind11::register_exception<ppsd::MaskFailed>(m, "MaskFailed", PyExc_RuntimeError).doc() = "A grammar gives up.";
   bind_planning(m);
   bind_cpu(m);
-  bind_stages(m);
   bind_decoding(m);
   bind_cuda(m);
   bind_ranks(m);

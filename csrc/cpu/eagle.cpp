@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "bounds.h"
 #include "checkpoint.h"
 
 namespace ppsd {

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "bounds.h"
 
 namespace ppsd {
 namespace {

@@ -1,5 +1,3 @@
-#include "importance.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>

@@ -13,6 +13,13 @@
 
 namespace ppsd {
 
+// What a pass may hold is checked wherever one is put together, in every build: its rows go into buffers of fixed size. Throws
+// std::logic_error: no input leads here, but a mistake of this library.
+inline void check_bound(size_t count, size_t most, const char* what) {
+  if (count > most)
+    throw std::logic_error("a pass has " + std::to_string(count) + " " + what + ", and there is room for " + std::to_string(most));
+}
+
 constexpr char kNotFinite[] = "a weight is NaN or infinite: the file is damaged, fetch or train it again";
 constexpr int kTogether = 2;   // panels that a member of a team takes at the least
 

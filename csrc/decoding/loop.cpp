@@ -6,7 +6,6 @@
 #include <utility>
 #include <stdexcept>
 
-#include "../cpu/bounds.h"
 #include "../cpu/cores.h"
 #include "answer.h"
 

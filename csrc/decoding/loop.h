@@ -23,15 +23,29 @@
 #include <optional>
 #include <vector>
 
+#include "../pipeline/oracle.h"
+#include "../pipeline/trace.h"
+#include "answer_events.h"
 #include "blocks.h"
 #include "chain.h"
-#include "answer_events.h"
 #include "cpu_passes.h"
 #include "policy.h"
-#include "request.h"
 #include "stage_threads.h"
 
 namespace ppsd {
+
+// What an answer is to be like.
+struct Request {
+  std::vector<int> prompt;
+  Sampling sampling;
+  Limits limits;
+  Schedule schedule;
+  OwnedNgrams ngrams;             // what is copied from
+  std::shared_ptr<Planner> planner;   // `auto`: it chooses the schedule, round by round
+  bool report_drafts = false;
+  Oracle oracle;
+  std::shared_ptr<Trace> trace;   // or null
+};
 
 struct LoopLimits {
   int most_answers = 48;   // that run at once; below kPassRows, so that prompts join

@@ -143,7 +143,7 @@ void Loop::land(const PassVerdict& verdict) {
   };
   const auto is_void = [](const Part& part) {   // of a prompt's rows no epoch makes an exception
     const Scheduler& scheduler = part.answer->scheduler;
-    return part.prompt ? part.epoch != scheduler.epoch() : scheduler.is_void(Verdict{part.epoch, part.start, {}, {}, {}, {}});
+    return part.prompt ? part.epoch != scheduler.epoch() : scheduler.is_void(part);
   };
   int rows = 0;
   size_t chosen = 0;

@@ -144,7 +144,7 @@ Chunk Scheduler::launch() {
 std::optional<Round> Scheduler::land(const Verdict& verdict) {
   if (finished_ || is_void(verdict)) return std::nullopt;
   if (verdict.epoch != epoch()) {
-    epoch_.spare_nothing();
+    spared_ = -1;
     Round round = commit(of_the_sibling(verdict));
     round.rows = int(verdict.true_ids.size());
     round.siblings = int(verdict.siblings.size());
@@ -238,7 +238,8 @@ void Scheduler::roll_back(bool spares) {
   launched_ = drafted_rows_;
   if (!adopted_.empty()) for_step_ = for_launch_ = adopted_.back();   // once more, where the first time may be void now
   restarted_ = !spares;
-  epoch_.raise(epoch() + 1, spares ? last : -1);
+  ++epoch_;
+  spared_ = spares ? last : -1;
 }
 
 void Scheduler::cancel() {

@@ -1,7 +1,7 @@
 // The scheduler: what to draft, what to verify, what to commit. Pure state, no clock, no threads, no arithmetic.
 //
-// Carriers (the loop of answers, lock-step, simulated time) ask it what may be done now and tell it what has been done. Every answer of a stage carries the epoch of its question;
-// what belongs to an older epoch is void.
+// Carriers (the loop of answers, simulated time) ask it what may be done now and tell it what has been done. Every answer of a
+// stage carries the epoch of its question; what belongs to an older epoch is void.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,6 @@
 #include <optional>
 
 #include "committed_text.h"
-#include "epoch.h"
 #include "protocol.h"
 #include "schedule.h"
 
@@ -48,10 +47,12 @@ class Scheduler {
 
   bool finished() const { return finished_; }
   bool in_flight() const { return launched_ >= text_.size(); }   // rows whose verdict is yet to come
-  uint64_t epoch() const { return epoch_.now(); }
-  bool is_void(const Chunk& chunk) const { return epoch_.is_void(chunk.epoch, chunk.start); }
-  bool is_void(const Verdict& verdict) const { return epoch_.is_void(verdict.epoch, verdict.start); }
-  int spared() const { return epoch_.spared(); }   // see Epoch
+  // Every rejection raises the epoch, and work of an older one is void. But for one piece: where the rejected draft's sibling
+  // is the right token and is under way, the rows that it rides with go on.
+  uint64_t epoch() const { return epoch_; }
+  int spared() const { return spared_; }   // the first of these rows; -1: there are none
+  template <class Rows>
+  bool is_void(const Rows& rows) const { return rows.epoch < epoch_ && !(rows.epoch + 1 == epoch_ && rows.start == spared_); }
   const std::vector<int>& tokens() const { return text_.tokens(); }
   int drafted_rows() const { return drafted_rows_; }   // those that have passed the draft stage
   int sibling_at(int position) const;          // its id, where the draft for that position has one; else -1
@@ -86,7 +87,8 @@ class Scheduler {
   std::optional<Sibling> for_step_, for_launch_;
   int drafted_rows_ = 0;   // rows that have passed the draft stage
   int launched_ = 0;       // rows that have been handed to verification
-  Epoch epoch_;
+  uint64_t epoch_ = 0;
+  int spared_ = -1;
   bool finished_ = false, restarted_ = true;
   bool stopped_ = false;   // the exit head is not asked any more, by the stop rule
 };

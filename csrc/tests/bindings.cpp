@@ -10,8 +10,8 @@
 
 #include "../cpu/checkpoint.h"
 #include "../cpu/team.h"
-#include "../decoding/allotment.h"
 #include "../decoding/calibrate.h"
+#include "../decoding/policy.h"
 #include "../pipeline/noise.h"
 
 namespace py = pybind11;

@@ -5,10 +5,10 @@
 #include <deque>
 #include <memory>
 
+#include "../decoding/loop_thread.h"
 #include "../decoding/pass_stage.h"
 #include "../decoding/pass_station.h"
 #include "../decoding/text_stages.h"
-#include "../decoding/thread.h"
 #include "check.h"
 #include "tiny_model.h"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..cpu.name import cpu_name
+from ..cpu.machine import cpu_name
 from ..errors import PpsdError
 from ..models.cache import cache_dir
 from ..models.chat_template import ChatTemplate

@@ -16,18 +16,16 @@ from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
-from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Logprob, Round
 from ..pipeline.schedule import Auto
-from ..planning.planner import costs_here, costs_path, explain
-from ..planning.planner_pool import PlannerPool, kind_of
+from ..planning.planner import PlannerPool, costs_here, costs_path, explain, kind_of
+from ..planning.split import cut_layers
 from ..printable import quoted
 from ..sampling.params import EXTRAS, SamplingParams
 from .answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
-from .default_threads import default_threads
 from .failures import one_line
 from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
-from .memory import kv_memory_of
+from .machine import default_threads, kv_memory_of
 from .packing import pack_eagle3, pack_model
 
 LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of

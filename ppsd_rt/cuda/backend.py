@@ -31,18 +31,17 @@ from ..backend import (
     logprobs_by_logits,
 )
 from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
-from ..cpu.memory import SHARE, kv_memory_of
+from ..cpu.machine import SHARE, kv_memory_of
 from ..errors import PpsdError, UsageError
 from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile, HeadInfo, refuse_eagle3
-from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import MAX_CHUNK, MAX_ROWS, Auto, Schedule
 from ..pipeline.stop_rules import BetaThompson, FixedLength
-from ..planning.planner import costs_here, costs_path, explain
-from ..planning.planner_pool import PlannerPool, kind_of
+from ..planning.planner import PlannerPool, costs_here, costs_path, explain, kind_of
+from ..planning.split import cut_layers
 from ..sampling.params import EXTRAS, SamplingParams
 from ..trace import occupancy
 from ..triton_kernels.state import DRAWN, RECORD_COMMITTED, RECORD_IDS, RECORD_SEQUENCE, REPORT, SEQUENCE

@@ -18,8 +18,7 @@ import torch
 from ..errors import UsageError
 from ..models.config import LlamaConfig
 from ..models.head_file import LAYERS, HeadInfo
-from ..pipeline.cuts import is_split
-from ..planning.split import LayerCosts, best_split
+from ..planning.split import LayerCosts, best_split, is_split
 from ..sampling.params import SamplingParams
 from .devices import synchronise, synonyms
 from .errors import layer_bytes

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ..backend import Oracle
 from ..errors import UsageError
-from ..pipeline.cuts import cut_layers
+from ..planning.split import cut_layers
 from ..sampling.params import SamplingParams
 from ..triton_kernels.heads import sampling_words
 from ..triton_kernels.siblings import adopt

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..cpu.default_threads import default_threads
 from ..cpu.failures import one_line
 from ..cpu.importance import Importance, importance_for
+from ..cpu.machine import default_threads
 from ..cpu.tensors import four_bits
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Array, Checkpoint

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ..cpu.backend import CpuBackend
-from ..cpu.memory import spare_memory
+from ..cpu.machine import spare_memory
 from ..distill.deduplication import Deduplication
 from ..distill.forecast import sampling_speed, step_seconds
 from ..distill.mix import STARTERS, mix_of

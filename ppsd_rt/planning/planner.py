@@ -16,10 +16,13 @@ from typing import Any
 
 from .. import _native
 from .._native import Costs, Planner, StageCosts, Tuning
-from ..cpu.name import cpu_name
+from ..backend import Oracle
+from ..cpu.machine import cpu_name
 from ..files import cache as cache_file
 from ..models.cache import cache_dir
 from ..models.head_file import HeadInfo
+from ..pipeline.schedule import Auto
+from ..sampling.params import SamplingParams
 
 TUNING = Tuning()
 UNKNOWN = 0.5  # acceptance of a head whose file says nothing of it: even odds
@@ -128,6 +131,54 @@ def prior(head: HeadInfo) -> float:
     """The acceptance to begin with: what the head's file says of held-out text."""
     value = head.acceptance.get("held_out_greedy", UNKNOWN)
     return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else UNKNOWN
+
+
+@dataclass(frozen=True)
+class AnswerKind:
+    """Answers of one kind teach one planner. Sampled ones are harder to foresee; what an oracle feigns stays apart.
+
+    oracle: its acceptance. lookup, recycle: of their schedules. siblings: may drafts have some? overlaps: may stages
+    work side by side, where others of the same backend take turns?
+    """
+
+    sampled: bool
+    oracle: float | None
+    lookup: int
+    siblings: bool
+    recycle: bool
+    overlaps: bool = False
+
+
+def kind_of(
+    schedule: Auto,
+    params: SamplingParams,
+    oracle: Oracle | None = None,
+    *,
+    siblings: bool = True,
+) -> AnswerKind:
+    """siblings: can the backend do it? An oracle copies nothing."""
+    beside = siblings and schedule.siblings and not params.looks_back
+    if oracle is None:
+        return AnswerKind(params.temperature > 0, None, schedule.lookup, beside, schedule.recycle)
+    return AnswerKind(params.temperature > 0, oracle.acceptance, 0, beside and oracle.second > 0, False)
+
+
+class PlannerPool:
+    """used: the planner of the newest answer."""
+
+    def __init__(self) -> None:
+        self._planners: dict[AnswerKind, Planner] = {}
+        self.used: Planner | None = None
+
+    def planner(self, kind: AnswerKind, costs: Costs, head: HeadInfo) -> Planner:
+        if kind not in self._planners:
+            self._planners[kind] = Planner(costs, prior(head), kind.lookup, kind.siblings, recycle=kind.recycle)
+        self.used = self._planners[kind]
+        return self.used
+
+    def clear(self) -> None:
+        """Costs are others now: planners begin anew."""
+        self._planners.clear()
 
 
 def explain(planner: Planner, costs: Costs) -> str:

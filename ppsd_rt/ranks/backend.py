@@ -22,8 +22,7 @@ from ..errors import PpsdError, UsageError
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
 from ..pipeline.schedule import Auto
-from ..planning.planner import explain
-from ..planning.planner_pool import PlannerPool, kind_of
+from ..planning.planner import PlannerPool, explain, kind_of
 from ..sampling.grammar import Grammar
 from ..sampling.params import EXTRAS, SamplingParams
 from ..trace import Span
@@ -31,9 +30,8 @@ from .control import Control, Kind, Words, numbers_of, text_of, words_of
 from .costs import displacer, rank_costs, side_by_side, time_drafts
 from .grammars import pack_grammar
 from .links import PASSES, VERDICTS, LinkLost, Receiver, Sender
-from .report import report_of
 from .slices import CpuSlices
-from .stage import DEPTH
+from .stage import DEPTH, report_of
 from .threads import start
 from .timeline import ClockOffset, clock_offset, on_one_clock, unpack_spans
 
@@ -229,7 +227,7 @@ class RanksBackend:
         )
 
     def report(self) -> list[list[float]]:
-        """Of every rank: see report.py."""
+        """Of every rank: see `report_of`."""
         self._answers.end_all()
         for rank in range(1, self._control.world.size):
             self._control.tell(rank, Kind.REPORT)

@@ -19,9 +19,8 @@ import numpy as np
 from .. import _native
 from ..errors import PpsdError
 from ..printable import printable
-from .clock import CLOCK, Clock
 from .links import CONTROL, ProtocolError, Receiver, SharedSender, Words
-from .threads import start
+from .threads import CLOCK, Clock, start
 from .world import World
 
 WORDS = 64
@@ -45,7 +44,7 @@ class Kind(IntEnum):
     PONG = 5
     MEASURE = 6  # value: 1: one row, while all others do so too
     COSTS = 7  # payload: seconds of passes over 1, 2, ... rows
-    REPORT = 8  # payload: see report.py
+    REPORT = 8  # payload: see `report_of` in stage.py
     STOP = 9  # the end, all being well
     BYE = 10  # heard
     FAIL = 11  # text: the line that every rank ends with

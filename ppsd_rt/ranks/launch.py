@@ -16,7 +16,6 @@ from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile
 from ..models.resolve import resolve_model
-from .clock import CLOCK, Clock
 from .connect import connect
 from .control import GRACE, Control
 from .grammars import grammars_of
@@ -27,6 +26,7 @@ from .options import RankOptions
 from .slices import CpuSlices, cores_of, layers_of
 from .split import check_sizes, pack_sizes, solve, unpack_sizes
 from .stage import serve
+from .threads import CLOCK, Clock
 from .world import World
 
 if TYPE_CHECKING:

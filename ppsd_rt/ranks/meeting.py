@@ -15,8 +15,7 @@ from threading import Event, Thread
 from typing import Any, NoReturn, TypeVar
 
 from ..errors import PpsdError
-from .clock import CLOCK, Clock
-from .threads import start
+from .threads import CLOCK, Clock, start
 from .world import World
 
 WAIT = 60.0  # seconds for the others to come

@@ -9,10 +9,9 @@ from typing import Any, TypeAlias
 
 from .. import _native
 from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS
-from ..cpu.default_threads import default_threads
 from ..cpu.failures import one_line
 from ..cpu.formats import FORMATS, kv_format, refuses
-from ..cpu.memory import kv_memory_of
+from ..cpu.machine import default_threads, kv_memory_of
 from ..cpu.packing import pack_eagle3, pack_model
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint

@@ -9,8 +9,7 @@ from .. import _native
 from ..errors import UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
-from ..pipeline.cuts import is_split
-from ..planning.split import LayerCosts, best_split
+from ..planning.split import LayerCosts, best_split, is_split
 from .costs import CONTEXT, displacer
 from .slices import CpuSlices
 

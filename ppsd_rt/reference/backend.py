@@ -10,7 +10,7 @@ import torch
 from .. import _native
 from ..backend import Asked, check_ids, logprobs_by_logits
 from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
-from ..cpu.memory import SHARE, kv_memory_of
+from ..cpu.machine import SHARE, kv_memory_of
 from ..errors import PpsdError, UsageError
 from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint

@@ -14,8 +14,7 @@ from support import write_model
 from ppsd_rt import Committed, Engine, PpsdError, RunOptions, SamplingParams, UsageError, async_generation
 from ppsd_rt._native import testing
 from ppsd_rt.backend import Oracle
-from ppsd_rt.cpu import memory
-from ppsd_rt.cpu.memory import kv_memory_of, spare_memory
+from ppsd_rt.cpu.machine import kv_memory_of
 from ppsd_rt.sampling.grammar import words
 
 HANG = 60.0  # seconds after which a test is over; none is about how soon
@@ -345,22 +344,3 @@ def test_no_memory_for_a_loop_is_said(cpu, monkeypatch):
         with pytest.raises(PpsdError, match=r"not enough memory to hold 8 MB of KV .*: give a smaller --kv-memory"):
             cpu.generate(PROMPTS[0], params(), "elastic").run()
     assert len(cpu.generate(PROMPTS[0], params(), "elastic").run().ids) == 24
-
-
-def test_spare_memory_within_ulimit(monkeypatch):
-    monkeypatch.setattr(memory, "_address_space", lambda: 10**6)
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (10**6 + 5000, 0))
-    assert spare_memory() == 5000
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (1, 0))
-    assert spare_memory() == 0
-
-
-def test_spare_memory(tmp_path):
-    info = tmp_path / "meminfo"
-    info.write_text("MemTotal: 100 kB\nMemAvailable:   64 kB\n")
-    assert spare_memory(info, tmp_path) == 64 * 1024
-    (tmp_path / "memory.max").write_text("5000\n")
-    (tmp_path / "memory.current").write_text("1000\n")
-    assert spare_memory(info, tmp_path) == 4000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert spare_memory(info, tmp_path) == 64 * 1024

@@ -14,7 +14,7 @@ from ...cli.info import machine
 from ...cli.notes import complain
 from ...cli.progress import progress_bar
 from ...cli.prompts import NamedPrompt
-from ...cpu.default_threads import default_threads
+from ...cpu.machine import default_threads
 from ...engine import Engine
 from ...errors import PpsdError, UsageError
 from ...files.output import OutputFile

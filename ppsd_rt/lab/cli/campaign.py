@@ -17,7 +17,7 @@ from ...cli.progress import progress_bar
 from ...cpu.answers import MOST_ANSWERS
 from ...cpu.backend import CpuBackend
 from ...cpu.formats import KV_FORMATS, kv_format
-from ...cpu.name import cpu_name
+from ...cpu.machine import cpu_name
 from ...engine import Engine
 from ...errors import UsageError
 from ...models.cache import cache_dir

@@ -13,9 +13,9 @@ from ...backend import RunOptions
 from ...engine import Engine
 from ...errors import PpsdError, UsageError
 from ...generation import Committed, Prompt
-from ...pipeline.cuts import cut_layers
 from ...pipeline.rounds import Drafted
 from ...pipeline.schedule import Auto, Schedule
+from ...planning.split import cut_layers
 from ...sampling.params import SamplingParams
 from ...trace import MARKS, Span
 

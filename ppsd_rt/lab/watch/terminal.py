@@ -8,7 +8,7 @@ from rich.text import Text
 
 from ...cli.origin_styles import STYLES, styles_of
 from ...printable import printable
-from ...ranks.clock import CLOCK, Clock
+from ...ranks.threads import CLOCK, Clock
 from .record import Recording, Verdict
 
 FRAMES = 12.0  # a second

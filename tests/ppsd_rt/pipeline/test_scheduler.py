@@ -1,6 +1,6 @@
 """The C++ scheduler gives the plain text; noise in C++ has the bits of its readable twin."""
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ def decoded(schedule, salt, noise, end, stop_ids, seed, stages, per_stage):
         text.append(int(truth(text).argmax()))
     drafts = blurred(truth, noise)
 
-    @lru_cache(maxsize=None)
+    @cache
     def draw(position, place, right):
         logits = drafts(text[:position])
         token = int(logits.argmax())

@@ -6,7 +6,7 @@ from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import Oracle
 from ppsd_rt.models.head_file import HeadInfo
 from ppsd_rt.pipeline.schedule import MAX_ROWS, Auto
-from ppsd_rt.planning.planner_pool import PlannerPool, kind_of
+from ppsd_rt.planning.planner import PlannerPool, kind_of
 from ppsd_rt.sampling.params import SamplingParams
 
 GREEDY, AUTO = SamplingParams(), Auto()

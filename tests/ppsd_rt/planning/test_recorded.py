@@ -45,9 +45,7 @@ class Recorded:
             known = right and newest >= 0 and place < len(self.drafts[newest])
             return (*(self.drafts[newest][place] if known else (VOCAB, 0.3)), -1, 0.0)
 
-        events = _native.testing.replay(
-            steering, text, len(self.prompt), draw, Limits(len(text)), costs.turns, ngrams
-        )
+        events = _native.testing.replay(steering, text, len(self.prompt), draw, Limits(len(text)), costs.turns, ngrams)
         assert [token for _, round in events for token in round.committed] == self.answer
         return events[-1][0]
 

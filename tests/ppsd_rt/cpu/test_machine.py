@@ -1,4 +1,4 @@
-"""As many threads as have a core of their own, and the time of it."""
+"""As many threads as have a core of their own, and the time of it; and memory that there is."""
 
 import math
 import os
@@ -6,7 +6,8 @@ import os
 import pytest
 
 from ppsd_rt import _native
-from ppsd_rt.cpu.default_threads import MOST, cpu_quota, default_threads
+from ppsd_rt.cpu import machine
+from ppsd_rt.cpu.machine import MOST, cpu_quota, default_threads, spare_memory
 from ppsd_rt.ranks.slices import cores_of
 
 
@@ -21,7 +22,7 @@ def test_one_for_each_physical_core_that_may_be_used():
 )
 def test_the_least_of_cores_and_quota_counts(monkeypatch, cores, quota, threads):
     monkeypatch.setattr(_native, "best_cores", lambda: cores)
-    monkeypatch.setattr("ppsd_rt.cpu.default_threads.cpu_quota", lambda: quota)
+    monkeypatch.setattr("ppsd_rt.cpu.machine.cpu_quota", lambda: quota)
     assert default_threads() == threads
 
 
@@ -39,7 +40,7 @@ def test_the_least_of_cores_and_quota_counts(monkeypatch, cores, quota, threads)
 def test_ranks_of_a_host_share_its_cores_and_quota(monkeypatch, cores, best, quota, ranks, wanted, threads):
     monkeypatch.setattr(_native, "usable_cores", lambda: list(range(cores)))
     monkeypatch.setattr(_native, "best_cores", lambda: best)
-    monkeypatch.setattr("ppsd_rt.cpu.default_threads.cpu_quota", lambda: quota)
+    monkeypatch.setattr("ppsd_rt.cpu.machine.cpu_quota", lambda: quota)
     dealt = [cores_of(rank, ranks, wanted) for rank in range(ranks)]
     assert dealt == [(threads, list(range(rank * threads, (rank + 1) * threads))) for rank in range(ranks)]
 
@@ -106,3 +107,22 @@ def test_quotas_of_control_groups(tmp_path, groups, files, quota):
 
 def test_a_system_without_control_groups_has_no_quota(tmp_path):
     assert cpu_quota(tmp_path / "none", tmp_path) == math.inf
+
+
+def test_spare_memory_within_ulimit(monkeypatch):
+    monkeypatch.setattr(machine, "_address_space", lambda: 10**6)
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (10**6 + 5000, 0))
+    assert spare_memory() == 5000
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (1, 0))
+    assert spare_memory() == 0
+
+
+def test_spare_memory(tmp_path):
+    info = tmp_path / "meminfo"
+    info.write_text("MemTotal: 100 kB\nMemAvailable:   64 kB\n")
+    assert spare_memory(info, tmp_path) == 64 * 1024
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert spare_memory(info, tmp_path) == 4000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert spare_memory(info, tmp_path) == 64 * 1024
