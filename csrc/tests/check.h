@@ -85,4 +85,8 @@ inline void check_round(const Round& round, const std::vector<int>& plain, std::
   }
 }
 
+// Many answers in one loop with a small random model, asked for by several threads: each is plain decoding's (many_answers.cpp).
+// Until it is enough, but at least some.
+Played many_answers(const Enough& enough, uint64_t seed);
+
 }  // namespace ppsd::test

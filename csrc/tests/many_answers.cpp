@@ -1,5 +1,3 @@
-#include "many_answers.h"
-
 #include <algorithm>
 #include <atomic>
 #include <deque>

@@ -10,7 +10,6 @@
 
 #include "../cpu/team.h"
 #include "check.h"
-#include "many_answers.h"
 
 namespace ppsd::test {
 namespace {

@@ -1,10 +1,10 @@
-"""A short run of every target with fixed seeds; `make fuzz MINUTES=60` is the long one."""
+"""A short run of every target and campaign with fixed seeds; `make fuzz MINUTES=60` is the long one."""
 
 import pytest
 from fuzz.known import KNOWN
 from fuzz.place import Place
 from fuzz.targets import TARGETS, examples
-from support import slow
+from support import slow, tiny_model, write_model
 
 QUICK = {
     *("calibration", "chat-template", "exit-head", "gguf", "handshake", "schedule"),
@@ -28,3 +28,22 @@ def test_inputs_are_answered_or_refused(place, name):
 def test_inputs_that_once_did_harm_are_answered_or_refused(place, name):
     for value in KNOWN[name]:
         TARGETS[name][1](place, value)
+
+
+@pytest.mark.parametrize("kind", ["folder", "tokenizer", "gguf"])
+def test_a_few_models_are_what_their_references_say(kind):
+    pytest.importorskip("transformers")
+    from fuzz.differential import quiet, try_case
+
+    quiet()
+    for number in range(3):
+        try_case(kind, number)
+
+
+def test_combined_requests_have_the_answers_that_they_have_alone(tmp_path):
+    from fuzz.combined import campaign
+
+    model = write_model(tmp_path / "model", tiny_model(3), max_position_embeddings=2048)
+    seen, wrong = campaign(model, 20, seed=0)
+    assert wrong == []
+    assert seen["answers"] > 13

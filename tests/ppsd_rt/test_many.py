@@ -154,14 +154,3 @@ def test_threads_memory_and_files_are_given_back_at_once(tmp_path, how):
         assert len(kept.completion.ids) == 12
     finally:
         gc.enable()
-
-
-def test_a_long_answer_alone_whose_cache_grows_is_the_same_as_among_others(tmp_path):
-    """A cache of 1024 rows is doubled on the way, and keeps what it holds; among others blocks are added."""
-    engine = load(write_model(tmp_path / "model", max_position_embeddings=1300))
-    params = SamplingParams(ignore_eos=True, temperature=0.8, seed=4)
-    for schedule in ("plain", "elastic"):
-        alone = engine.generate("abc", params, schedule).run()
-        among = engine.generate_many(["abc", "xyz"], params, schedule).run()[0]
-        assert (len(alone.ids), alone.finish_reason) == (1297, "context")
-        assert alone.ids == among.ids

@@ -65,13 +65,6 @@ def test_threads_get_their_answers(engine, alone):
     assert answers == {(prompt, schedule): alone[prompt] for prompt in PROMPTS for schedule in SCHEDULES}
 
 
-def test_one_thread_does_not_wait_for_itself(engine, alone):
-    first = engine.generate(PROMPTS[0], params(), "plain")
-    next(iter(first))
-    assert engine.generate(PROMPTS[1], params(), "eesd").run().ids == alone[PROMPTS[1]]
-    assert first.run().ids == alone[PROMPTS[0]]
-
-
 # -- asyncio -------------------------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from support import loud_head, slow, write_model
@@ -79,17 +78,6 @@ def test_siblings_are_right_at_times_and_change_no_answer(engine, params, prompt
     assert rescued.statistics.siblings > rescued.statistics.rescued > 0
     without = engine.generate(prompt, params, SCHEDULE.replace("siblings=0.0001", "siblings=0")).run()
     assert rescued.statistics.rounds <= without.statistics.rounds
-
-
-def test_an_adopted_row_has_the_bits_of_one_that_was_run_by_itself(engine):
-    """The caches after an answer: the logits of a longer text, whose beginning is taken from them, as from nothing."""
-    params = free(SamplingParams(temperature=0.9, seed=3), 100)
-    completion = engine.generate("abc", params, SCHEDULE).run()
-    assert completion.statistics.rescued > 3
-    text = [*completion.prompt_ids, *completion.ids]
-    kept = engine.backend.logits(text, last=1)
-    engine.generate("zzz", free(SamplingParams(), 1), "plain").run()  # nothing is shared with this
-    assert np.array_equal(kept, engine.backend.logits(text, last=1))
 
 
 @pytest.mark.parametrize("schedule", OVERLAPPED)

@@ -100,16 +100,6 @@ def test_penalties_biases_and_logprobs_are_those_of_one_process(folder, ranks, s
             assert [each for _, each in one.top] == pytest.approx([each for _, each in own.top], abs=1e-5)
 
 
-def test_timing_a_stage_leaves_it_fit_for_an_answer(folder, ranks):
-    engine = Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype="int8", threads=1)
-    stages = ranks((2, 4), format="int8")
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    for _ in range(2):  # after a short answer, and after one that is longer than the timed context
-        stages.drafter.time_step(True, 128)
-        stages.stations[0].time_pass(16, 128)
-        assert ids_of(stages.run(PROMPT, params, "elastic")) == engine.generate(PROMPT, params, "plain").run().ids
-
-
 @pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
 def test_ranks_keep_keys_and_values_as_they_are_told(tmp_path, kv):
     folder = write_model(tmp_path / "model", num_hidden_layers=LAYERS, head_dim=32)
