@@ -214,11 +214,9 @@ int64_t answers_of_a_model(uint64_t seed) {
     if (chance(random, 40)) request.schedule.stop_rule.kind = StopRule::Kind::kSurvival;
     if (!captured.takes_siblings()) request.schedule.siblings = 0.0;
     request.schedule.recycle = request.schedule.max_chunk > 0 && chance(random, 30);
-    if (chance(random, 25)) {
-      const auto simulate = [](const Schedule&, const StageCosts&, double a) { return 2000 + 3000 * a; };
-      request.planner = std::make_shared<Planner>(toy_costs(), 0.6, simulate, between(random, 0, 2),
+    if (chance(random, 25))
+      request.planner = std::make_shared<Planner>(toy_costs(), 0.6, between(random, 0, 2),
                                                   captured.takes_siblings() && chance(random, 50), Tuning(), chance(random, 50));
-    }
     request.ngrams = ngrams;
     request.in_turns = chance(random, 20);
     request.seed = random();
@@ -466,8 +464,7 @@ void plain_answer(Captured& captured, const Schedule& schedule, std::shared_ptr<
 }
 
 std::shared_ptr<Planner> toy_planner(double acceptance, int lookup, bool siblings) {
-  const auto simulate = [](const Schedule&, const StageCosts&, double) { return 1.0; };
-  return std::make_shared<Planner>(toy_costs(), acceptance, simulate, lookup, siblings);
+  return std::make_shared<Planner>(Costs{toy_costs().turns}, acceptance, lookup, siblings);
 }
 
 // A text that repeats itself: what follows is copied, and accepted, and the answer is plain decoding's.

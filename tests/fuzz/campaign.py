@@ -28,6 +28,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection, wait
@@ -79,31 +80,21 @@ def _slice(place: Place, name: str, seed: int, seconds: float, known: set[str], 
 
     pipe = [PIPE] if name in FILES - {"prompts"} else []  # prompts may come from a pipe, and wait for its writer
     for value in [*KNOWN.get(name, ()), *pipe] if first else []:
-        with _dropped():
+        with _dropped(set()):
             try_one(value)
     while True:
         seed, new = seed + 1, False
-        seen: list[str] = []
-        with _dropped(seen):
+        with _dropped(known):
             examples(place, name, 10**6, seed, try_one)
-        known.update(seen)
 
 
-class _dropped:
+@contextmanager
+def _dropped(seen: set[str]) -> Iterator[None]:
     """Faults that have been reported; `seen` gets their signatures."""
-
-    def __init__(self, seen: list[str] | None = None) -> None:
-        self.seen = seen
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if isinstance(error, Exception):
-            if self.seen is not None:
-                self.seen.append(signature(error))
-            return True
-        return False
+    try:
+        yield
+    except Exception as error:
+        seen.add(signature(error))
 
 
 def _child(connection: Connection, folder: Path, name: str, *slice: Any) -> None:

@@ -3,7 +3,6 @@
 Inputs are bytes, texts, or lists, tuples and dicts of them and of numbers: `ast.literal_eval` reads back their `repr`.
 """
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +10,10 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-# What the product imports only when it is needed: an import is no work that an input makes.
 from . import call_targets, command_line, file_targets, rank_targets, text_targets
 from .place import Place
 
 Target = tuple[Callable[[Place], st.SearchStrategy[Any]], Callable[[Place, Any], str]]
-
-with contextlib.suppress(ImportError):  # where there is no Triton
-    pass
 
 TARGETS: dict[str, Target] = {
     **file_targets.TARGETS,
