@@ -274,11 +274,10 @@ const char* name_of(Prediction::Mode mode) {
 }
 
 // ([(seconds, event)], tokens, spans) of a random text
-py::tuple simulate(const Steering& steering, int tokens, std::vector<double> acceptance, double second, uint64_t seed,
+py::tuple simulate(const Steering& steering, int tokens, const std::vector<double>& acceptance, double second, uint64_t seed,
                    const StageCosts& costs, bool trace) {
   const auto spans = trace ? std::make_unique<Trace>() : nullptr;
-  const auto [events, text] =
-      in_simulated_time(steering, random_answer(tokens, std::move(acceptance), second, seed), seed, costs, {}, spans.get());
+  const auto [events, text] = in_simulated_time(steering, random_answer(tokens, acceptance, second, seed), seed, costs, {}, spans.get());
   return py::make_tuple(events, text, trace_spans(spans.get()));
 }
 

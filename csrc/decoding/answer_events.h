@@ -39,7 +39,9 @@ class AnswerEvents {
  public:
   // condition: the loop's. prompt: its rows.
   AnswerEvents(std::shared_ptr<Condition> condition, int prompt)
-      : condition_(std::move(condition)), prompt_(prompt), events_(Clock::duration::max(), [condition = condition_] { condition->notify(); }) {}
+      : condition_(std::move(condition)),
+        prompt_(prompt),
+        events_(Clock::duration::max(), [condition = condition_] { condition->notify(); }) {}
 
   std::vector<uint16_t> kept;   // once it has ended, if they are wanted: the hidden states of its rows, see CpuPasses::kept
 

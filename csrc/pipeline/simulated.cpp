@@ -30,13 +30,14 @@ void erase_if(Items* items, IsVoid is_void) {
 
 }  // namespace
 
-KnownAnswer random_answer(int tokens, std::vector<double> acceptance, double second, uint64_t seed) {
+KnownAnswer random_answer(int tokens, const std::vector<double>& acceptance, double second, uint64_t seed) {
   constexpr int kVocabulary = 1000;
   KnownAnswer answer;
   for (int position = 0; position < answer.prompt + 1 + tokens; ++position)
     answer.text.push_back(int(kVocabulary * coin(seed ^ 0x9E3779B97F4A7C15u, position)));
   answer.draw = [=, text = answer.text](int position, int place, bool) {
-    return feigned(text[size_t(position)], kVocabulary, acceptance[std::min(size_t(place), acceptance.size() - 1)], second, seed, position);
+    const double chance = acceptance[std::min(size_t(place), acceptance.size() - 1)];
+    return feigned(text[size_t(position)], kVocabulary, chance, second, seed, position);
   };
   answer.limits.end = int(answer.text.size());
   return answer;

@@ -24,7 +24,7 @@ struct KnownAnswer {
 
 // Of a random text: acceptance[i]: of a draft that i others wait in front of; the last one goes for all further ones.
 // second: of the second choice, where the first is wrong. The same seed gives the same mistakes.
-KnownAnswer random_answer(int tokens, std::vector<double> acceptance, double second, uint64_t seed);
+KnownAnswer random_answer(int tokens, const std::vector<double>& acceptance, double second, uint64_t seed);
 
 // Rows that have passed a stage. Throws std::logic_error for a message that a stage could not follow.
 class PassedRows {
