@@ -3,6 +3,8 @@
 from functools import cache
 
 import numpy as np
+import pytest
+import scipy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,3 +88,9 @@ def test_uniform_numbers_to_the_bit(seed, position, stream):
     expected = noise.uniform(seed, position, ids, stream)
     got = np.array([testing.uniform(seed, position, int(id), stream) for id in ids], np.float32)
     assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(("a", "b"), [(1, 1), (0.4, 3.6), (30, 5)])
+def test_thompson_stop_rules_draw_beta(a, b):
+    assert scipy.stats.kstest(testing.beta(3, a, b, 4000), "beta", args=(a, b)).pvalue > 1e-3
+    assert testing.beta(3, a, b, 9) == testing.beta(3, a, b, 9) != testing.beta(4, a, b, 9)

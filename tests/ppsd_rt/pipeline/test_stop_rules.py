@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import scipy
 
 from ppsd_rt._native import testing
 from ppsd_rt.errors import UsageError
@@ -101,12 +100,6 @@ def test_paying_spends_less_where_the_head_doubts():
     assert controller.stop(0.1)
     controller.observe([])
     assert not controller.stop(0.9)  # another chunk
-
-
-@pytest.mark.parametrize(("a", "b"), [(1, 1), (0.4, 3.6), (30, 5)])
-def test_thompson_rules_draw_beta(a, b):
-    assert scipy.stats.kstest(testing.beta(3, a, b, 4000), "beta", args=(a, b)).pvalue > 1e-3
-    assert testing.beta(3, a, b, 9) == testing.beta(3, a, b, 9) != testing.beta(4, a, b, 9)
 
 
 @pytest.mark.parametrize(
