@@ -81,11 +81,6 @@ void EagleText::adopt(int position, int id) {
   end_ = position + 1;
 }
 
-int EagleText::shared_rows(int common) const {
-  const int sure = std::min(sure_, std::max(common - 1, 0));
-  return sure >= first_ ? std::max(sure, std::min(end_, common)) : sure;
-}
-
 void EagleText::expect_again(int rows, size_t width) {
   const int length = int(ids_.size());
   drop(std::max(length - 1 - std::max(rows, 1), 0));

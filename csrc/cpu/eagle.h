@@ -44,9 +44,6 @@ class EagleText {
   void expect_again(int rows, size_t width);
 
   int pending() const { return std::max(end_ - sure_, 0); }   // verified rows that the head has not read
-  // Of a text whose first `common` tokens are these: how many of its rows need not be verified again for the head.
-  int shared_rows(int common) const;
-  int rows() const { return rows_; }                 // and all
   int readable() const { return std::min(end_, int(ids_.size()) - 1); }   // rows whose feature and token are here
   const float* output() const { return outputs_.empty() ? nullptr : outputs_.back().data(); }   // of the newest row
 

@@ -301,15 +301,14 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
   return true;
 }
 
-FeedbackStack::FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members,
-                             int most_rows)
-    : kernels_(kernels), feedback_(feedback), eps_(shape.rms_norm_eps), most_rows_(most_rows), shares_(members) {
+FeedbackStack::FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members)
+    : kernels_(kernels), feedback_(feedback), eps_(shape.rms_norm_eps), shares_(members) {
   for (int member = 0; member < members && !feedback.distances.empty(); ++member)
-    inputs_.emplace_back(Activations::bytes(kernels, feedback.distances[0].format, most_rows, shape.hidden_size));
+    inputs_.emplace_back(Activations::bytes(kernels, feedback.distances[0].format, kPassRows, shape.hidden_size));
 }
 
 void FeedbackStack::begin_pass(int rows) {
-  check_bound(size_t(rows), size_t(most_rows_), "rows of feedback");
+  check_bound(size_t(rows), size_t(kPassRows), "rows of feedback");
   shares_.reset();
   rows_ = rows;
 }

@@ -86,11 +86,10 @@ class LayerStack {
 // all layers, seen from `distance` rows after it.
 class FeedbackStack {
  public:
-  FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members,
-                int most_rows = 1);
+  FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members);
 
   int most_distance() const { return int(feedback_.distances.size()); }
-  void begin_pass(int rows = 1);   // throws std::logic_error where there is no room for them
+  void begin_pass(int rows);   // throws std::logic_error where there is no room for them
   // By every member: x [rows][hidden] += W[distance] norm(states [rows][hidden]); distance: 1 to most_distance().
   void pass(Team& team, int member, const float* states, int distance, float* x);
 
@@ -98,7 +97,6 @@ class FeedbackStack {
   const Kernels& kernels_;
   const PackedFeedback& feedback_;
   const float eps_;
-  const int most_rows_;
   int rows_ = 0;                 // of the pass
   std::vector<Memory> inputs_;   // of each member
   Shares shares_;

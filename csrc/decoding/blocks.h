@@ -24,7 +24,6 @@ class Blocks {
 
   int count() const { return int(states_.size()); }
   int available() const { return int(unused_.size() + idle_.size()); }   // that nobody holds
-  int known() const { return int(index_.size()); }                       // whose content later texts may share
   size_t block_bytes() const { return bytes_; }
   uint8_t* at(int block) const { return memory_.as<>() + size_t(block) * bytes_; }
 

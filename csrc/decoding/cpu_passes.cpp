@@ -22,7 +22,7 @@ CpuPasses::CpuPasses(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team
             pointers(model_->layers, model_->exit_layer, late ? model_->shape.num_layers : model_->exit_layer), members(),
             eagle_ ? eagle_->end() : exit_.end()),
       kept_width_(keep.size() * size_t(model_->shape.hidden_size)),
-      feedback_(*model_->kernels, model_->shape, model_->exit_feedback, members(), kPassRows) {
+      feedback_(*model_->kernels, model_->shape, model_->exit_feedback, members()) {
   use(nullptr);
   if (model_->drafts())
     exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->drafting_head(), members());

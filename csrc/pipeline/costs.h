@@ -19,7 +19,6 @@ class RowTable {
 
   RowTable() = default;
   explicit RowTable(std::vector<double> seconds) : seconds_(std::move(seconds)) {}
-  RowTable(int rows, double seconds) : seconds_(size_t(rows), seconds) {}
   // Straight lines between the numbers of rows that were measured, the last one's seconds after them: of 1 to `rows`
   // rows. Fewer rows never cost more, whatever the moments in which they were measured.
   static RowTable between(std::map<int, double> measured, int rows = kMaxRows);

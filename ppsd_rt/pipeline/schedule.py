@@ -9,9 +9,6 @@ from ..printable import quoted
 from .stop_rules import FixedLength, Paying, StopRule, Survival, describe_stop_rule, parse_stop_rule
 
 MAX_ROWS = 16  # the most rows that one verification pass takes: a chunk and the row of the last committed token
-SIBLING_DRAFTS = (
-    30  # drafts from the committed text on that may have siblings: kSiblingDrafts of csrc/pipeline/protocol.h
-)
 MAX_CHUNK = MAX_ROWS - 1
 LOOKUP = 3  # tokens that must match for `auto` to copy what followed
 MOST_LOOKUP = 8  # longer matches are preferred anyway
