@@ -171,7 +171,7 @@ class PythonPasses final : public Passes {
           passes_.attr("late")(texts_of(segments), floats_of(x, count, hidden()), positions_of(siblings), stop_of(cancelled));
       if (late.is_none()) return false;
       const auto [states, taps] = late.cast<std::pair<py::object, py::object>>();
-      copy_rows(states, count * hidden(), x);
+      if (!states.is_none()) copy_rows(states, count * hidden(), x);   // none: no exit head receives them
       tapped_.resize(count * tap_width());
       if (tap_width() > 0) copy_rows(taps, tapped_.size(), tapped_.data());
       return true;

@@ -105,7 +105,7 @@ class CudaPasses:
         self._tapped = np.zeros((0, len(self.taps), config.hidden_size), np.float32)  # of the last pass
         self._lm_head = LmHead("LM head", weights.norm, weights.lm_head)
         self._draft_head = LmHead("exit head", head.norm, head.lm_head) if head else None
-        self._last: Floats = np.zeros((0, config.hidden_size), np.float32)  # of the last pass, after the late layers
+        self._last = self._x[:0]  # of the last pass, after the late layers
         self.cosines = self.sines = self._x[:0]
         self.reserve(LEAST_CAPACITY, 0)
         # What the loop must know, see facts_of() there.
@@ -152,19 +152,20 @@ class CudaPasses:
     def early(self, texts: Sequence[Where], x: Floats, siblings: Sequence[int], cancelled: Cancelled) -> Floats | None:
         """Layers [0, E). None: cancelled on the way."""
         try:
-            return self._through("early", x, texts, siblings, cancelled)
+            return _array(self._through("early", self._sent(x), texts, siblings, cancelled))
         except Void:
             return None
 
     def late(
         self, texts: Sequence[Where], x: Floats, siblings: Sequence[int], cancelled: Cancelled
-    ) -> tuple[Floats, Floats | None] | None:
-        """Layers [E, L) -> the rows, and what they are at the taps. None: cancelled on the way."""
+    ) -> tuple[Floats | None, Floats | None] | None:
+        """Layers [E, L) -> the rows, where the exit head receives them, and what they are at the taps. None: cancelled
+        on the way."""
         try:
-            self._last = self._through("late", x, texts, siblings, cancelled)
+            self._last = self._through("late", self._sent(x), texts, siblings, cancelled)
         except Void:
             return None
-        return self._last, self._tapped if self.taps else None
+        return _array(self._last) if self.hears else None, self._tapped if self.taps else None
 
     def logits(self, rows: Sequence[tuple[int, int]]) -> Floats:
         """Of rows of the last `late`, and their positions -> [rows, vocabulary]."""
@@ -182,7 +183,7 @@ class CudaPasses:
     ) -> list[Floats] | None:
         """As in reference/passes.py: -> logits [draft vocabulary] after each text's last row, then of its own ids."""
         ends = (np.cumsum([len(exits) for _, exits, *_ in draws]) - 1).tolist()
-        x = np.concatenate([exits for _, exits, *_ in draws])
+        x = self._sent(np.concatenate([exits for _, exits, *_ in draws]))
         self._hear(x, ends, [(distance, heard) for _, _, distance, heard, _ in draws])
         try:
             x = self._through("own", x, [text for text, *_ in draws], (), cancelled)[ends]
@@ -197,44 +198,46 @@ class CudaPasses:
         scores = np.split(_array((rows * normed[whose]).sum(-1)), np.cumsum([len(ids) for ids in own])[:-1])
         return [np.concatenate((row[: len(self.draft_ids)], more)) for row, more in zip(logits, scores, strict=True)]
 
-    def _drafted(self, x: Floats) -> tuple[Floats, Tensor]:
+    def _drafted(self, x: Tensor) -> tuple[Floats, Tensor]:
         """Rows [n, hidden] -> logits [n, outputs], and the rows behind the head's final norm."""
-        states = torch.from_numpy(x).to(self.device)
         if self._eagle is not None:
-            normed, scores = self._eagle.logits(states)
+            normed, scores = self._eagle.logits(x)
             return _array(scores), normed
         assert self.weights.head is not None
         assert self._draft_head is not None
         logits = self._logits(self._draft_head, x, [Row(number, 0) for number in range(len(x))])
-        return logits, normalise_twin(states, self.weights.head.norm, self.weights.config.rms_norm_eps)
+        return logits, normalise_twin(x, self.weights.head.norm, self.weights.config.rms_norm_eps)
 
     def eagle(self, texts: Sequence[Where], ids: Sequence[int], x: Floats, verified: bool) -> Floats:
         """As in reference/passes.py."""
         assert self._eagle is not None
-        return _array(self._eagle.rows(texts, ids, torch.from_numpy(x).to(self.device), verified))
+        return _array(self._eagle.rows(texts, ids, self._sent(x), verified))
 
     def catch_up(self, text: Where, x: Floats) -> None:
         """Exit hidden states of a text's rows through the head's own layers."""
-        self._through("own", x, [text], (), None)
+        self._through("own", self._sent(x), [text], (), None)
 
     # -- rows through layers -------------------------------------------------------------------------------------------
 
+    def _sent(self, x: Floats) -> Tensor:
+        return torch.from_numpy(x).to(self.device)
+
     def _through(
-        self, name: str, x: Floats, texts: Sequence[Where], siblings: Sequence[int], cancelled: Cancelled
-    ) -> Floats:
+        self, name: str, x: Tensor, texts: Sequence[Where], siblings: Sequence[int], cancelled: Cancelled
+    ) -> Tensor:
         """The rows x [rows and siblings, hidden] of these texts -> what they become. Raises Void between launches.
 
         siblings: positions of an only text, whose rows do not see them.
         """
         if not self._stacks[name]:
             return x
-        out, rows, first = np.array(x), list[Row](), 0
-        self._tapped = np.stack([x] * len(self.taps), axis=1) if self.taps else self._tapped
+        out, rows, first = x.clone(), list[Row](), 0
+        self._tapped = np.stack([_array(x)] * len(self.taps), axis=1) if self.taps else self._tapped
         for start, count, pages, prompt in texts:
             if prompt:
                 here = slice(first, first + prompt)
                 with devices.on(self.device):
-                    out[here] = self._prompt_rows(name, x[here], start, pages, self._tapped[here], cancelled)
+                    self._prompt_rows(name, out[here], start, pages, self._tapped[here], cancelled)
             positions = range(start + prompt, start + count)
             seats = enumerate(_seats(positions, pages), first + prompt)
             rows += [Row(row, at, seat, pages) for at, (row, seat) in zip(positions, seats, strict=True)]
@@ -242,49 +245,48 @@ class CudaPasses:
         rows += [Row(row, at, self._spare + at % PAGE, texts[0][2]) for row, at in enumerate(siblings, first)]
         for some in _batches(rows):
             _go_on(cancelled)
-            index = [row.number for row in some]
+            index = _places(some)
             self._launch(name, partial(self._layers, name), x[index], some)
-            out[index] = _array(self._at_taps.get(len(self.weights.layers), self._work.x)[: len(some)])
+            out[index] = self._at_taps.get(len(self.weights.layers), self._work.x)[: len(some)]
             for place, tap in enumerate(self.taps):
                 if tap > 0:
                     self._tapped[index, place] = _array(self._at_taps[tap][: len(some)])
         return out
 
     def _prompt_rows(
-        self, name: str, rows: Floats, start: int, pages: Sequence[int], tapped: Floats, cancelled: Cancelled
-    ) -> Floats:
-        """Many at a time. What they become after the head's own layers is asked of no prompt's row, and is not told."""
+        self, name: str, x: Tensor, start: int, pages: Sequence[int], tapped: Floats, cancelled: Cancelled
+    ) -> None:
+        """Many at a time, in place. What they become after the head's own layers is asked of no prompt's row: they
+        stay."""
         table = torch.tensor(pages, dtype=torch.int32, device=self.device)
-        x = torch.from_numpy(rows).to(self.device, copy=True)
         self._prompt.reserve(len(x))
         if name == "own":
             self._prompt.head(x, start, table)
-            return rows
+            return
         for number, layer in self._stacks[name]:
             _go_on(cancelled)
             self._prompt.layer(layer, number, x, start, table)
             for place in (place for place, tap in enumerate(self.taps) if tap == number + 1):
                 tapped[:, place] = _array(x)
-        return _array(x)
 
-    def _batches_of(self, head: LmHead, x: Floats, rows: Sequence[Row]) -> Iterator[slice]:
+    def _batches_of(self, head: LmHead, x: Tensor, rows: Sequence[Row]) -> Iterator[slice]:
         """After each: rows whose logits, and what is chosen of them, stand in the head's memory."""
         for some in _batches(rows):
-            self._launch(head.name, partial(self._head, head), x[[row.number for row in some]], some)
+            self._launch(head.name, partial(self._head, head), x[_places(some)], some)
             yield slice(len(some))
 
-    def _logits(self, head: LmHead, x: Floats, rows: Sequence[Row]) -> Floats:
+    def _logits(self, head: LmHead, x: Tensor, rows: Sequence[Row]) -> Floats:
         return np.concatenate([np.array(_array(head.logits[some])) for some in self._batches_of(head, x, rows)])
 
-    def _hear(self, x: Floats, ends: Sequence[int], heard: Sequence[tuple[int, Floats]]) -> None:
+    def _hear(self, x: Tensor, ends: Sequence[int], heard: Sequence[tuple[int, Floats]]) -> None:
         """What a feedback head adds to the last row of each text, by the distance of the newest verified one."""
         for distance in range(1, DISTANCES + 1) if self.hears else ():
             whose = [number for number, (away, _) in enumerate(heard) if away == distance]
             if whose:
                 rows = [Row(number, 0) for number in range(len(whose))]
-                states = np.concatenate([heard[number][1] for number in whose])
+                states = self._sent(np.concatenate([heard[number][1] for number in whose]))
                 self._launch(f"feedback {distance}", partial(self._feedback, distance), states, rows)
-                x[[ends[number] for number in whose]] += _array(self._work.x[: len(whose)])
+                x[[ends[number] for number in whose]] += self._work.x[: len(whose)]
 
     # -- what is captured ----------------------------------------------------------------------------------------------
 
@@ -315,10 +317,10 @@ class CudaPasses:
             eps=self.weights.config.rms_norm_eps, cut=tiling(matrix)._replace(splits=1), texts=texts, pdl=self._pdl,
         )  # fmt: skip
 
-    def _launch(self, name: str, step: Callable[[Texts], None], x: Floats, rows: Sequence[Row]) -> None:
+    def _launch(self, name: str, step: Callable[[Texts], None], x: Tensor, rows: Sequence[Row]) -> None:
         """The step for x [rows, hidden], which it finds in self._x."""
         tiles = next(size for size in TILES if len(rows) <= MAX_ROWS * size)
-        self._x[: len(x)] = torch.from_numpy(x)
+        self._x[: len(x)] = x
         self._place(rows)
         texts = Texts(tiles, self._places[: MAX_ROWS * tiles], self._tables)
 
@@ -353,6 +355,13 @@ class CudaPasses:
 
 def _batches(rows: Sequence[Row]) -> list[Sequence[Row]]:
     return [rows[first : first + MOST_ROWS] for first in range(0, len(rows), MOST_ROWS)]
+
+
+def _places(rows: Sequence[Row]) -> slice | list[int]:
+    """Where they are among the rows that were given. A slice, where it can be: no list has to go to the device."""
+    numbers = [row.number for row in rows]
+    follow = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return slice(numbers[0], numbers[0] + len(numbers)) if follow else numbers
 
 
 def _go_on(cancelled: Cancelled) -> None:
