@@ -18,8 +18,10 @@
 # model (and `tokenizers`), answers development prompts with it and the head that ships, too.
 # What `smoke` found to fail is avoided by what follows: it leaves the switches in $OUT/smoke.env.
 # ONLY=name,name runs some of the parts. What was built and compiled stays in build/gpu for the next call. PREBUILT=1:
-# build/gpu has come from another machine with the same Python, and is not built again (kernels come along where its
-# Triton is the same build, too). DEVICE=cpu rehearses `speed` with a tiny model in Triton's interpreter.
+# build/gpu has come from another machine with the same Python, and is not built again.
+# Kernels are carried: `benchmarks/gpu_kernels.py` compiles those of `speed` on any machine, for Triton's version there,
+# into build/gpu/triton, which then travels. What is not in it is compiled, and counted at the end.
+# DEVICE=cpu rehearses `speed` with a tiny model in Triton's interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 for call in "${@:-none}"; do
@@ -58,7 +60,12 @@ part() {
     return $status
 }
 
-summarise() { "$python" benchmarks/gpu_summary.py "$work" "$out/gpu.json" > "$out/gpu.txt"; }
+kernels() { find "$built/triton" -name '*_kernel.cubin' 2> /dev/null | wc -l; }
+carried=$(kernels)
+summarise() {
+    echo "{\"carried\": $carried, \"compiled\": $(($(kernels) - carried))}" > "$work/kernels.json"
+    "$python" benchmarks/gpu_summary.py "$work" "$out/gpu.json" > "$out/gpu.txt"
+}
 
 site=$built/site
 export PYTHONPATH=$site
@@ -75,6 +82,7 @@ build() {
         cmake --build "$built/build" --target _native --parallel "$(nproc)" > /dev/null || return
     fi
     local item
+    ln -sfn "$PWD/benchmarks/gpu_kernels.py" "$site/"
     for item in "$PWD"/ppsd_rt/* "$PWD/models" "$PWD/triton_kernels"; do case $device$item in cuda*.so) ;; *) ln -sfn "$item" "$site/ppsd_rt/" ;; esac; done
     "$python" -P - "$device" <<'PYTHON'
 import json, sys, torch, triton
@@ -92,6 +100,7 @@ PYTHON
 export -f build
 export python site built device
 part build 90 bash -c build || { tail -n 3 "$log" >&2; exit 1; }
+[ "$device" = cuda ] && export TRITON_CACHE_MANAGER=gpu_kernels:Carried
 run="$python -P -m ppsd_rt"
 tokens="-n 128 -p 64 -r 3" formats=bfloat16,int8,int4,fp8 half=bfloat16
 if [ "$device" != cuda ]; then tokens="-n 2 -p 2 -r 1" formats=float32,int4 half=float32; fi
@@ -188,3 +197,4 @@ for call in "$@"; do
     esac
 done
 cat "$out/gpu.txt"
+echo "kernels: $carried carried, $(($(kernels) - carried)) compiled here"

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from .noise import gumbel
 
-_GROUP = tl.constexpr(512)  # candidates that are looked at together
+_TOGETHER = tl.constexpr(512)  # candidates that are looked at together
 _TESTS = tl.constexpr(16)
 _SURELY = tl.constexpr(1e6)  # a margin beyond which nothing is left to find
 
@@ -42,7 +42,7 @@ def key_of(score):
 @triton.jit
 def candidates(scores, indices, first, count, cut, tie):
     """GROUP of them from `first` on: score, key, index, and which of them are before the cut."""
-    place = first + tl.arange(0, _GROUP)
+    place = first + tl.arange(0, _TOGETHER)
     score = tl.load(scores + place, mask=place < count, other=float("-inf"))
     index = tl.load(indices + place, mask=place < count, other=0)
     key = key_of(score)
@@ -69,7 +69,7 @@ def search(scores, indices, count, cut, tie, low, high, goal, best, inverse, WEI
                 found += tl.sum(tl.where(key[:, None] > tests[None, :], weight[:, None], 0.0), axis=0)
             else:
                 found += tl.sum((kept[:, None] & (key[:, None] >= tests[None, :])).to(tl.float32), axis=0)
-            first += _GROUP
+            first += _TOGETHER
         below = found >= goal
         lower = tl.max(tl.where(below & (tests < high), tests, low), axis=0)
         high = tl.min(tl.where(below | (tests > high), high, tests), axis=0)
@@ -86,7 +86,7 @@ def among(scores, indices, count, cut, tie, key, last):
         _score, its, index, kept = candidates(scores, indices, first, count, cut, tie)
         above += tl.sum((kept & (its > key)).to(tl.int32), axis=0)
         on += tl.sum((kept & (its == key) & (index <= last)).to(tl.int32), axis=0)
-        first += _GROUP
+        first += _TOGETHER
     return above, on
 
 
@@ -114,20 +114,20 @@ def gather(
 
     tops [programs]: the best score of each BLOCK of outputs. tiles [programs]: room for a list of blocks.
     """
-    GROUP: tl.constexpr = _GROUP // BLOCK
+    GROUP: tl.constexpr = _TOGETHER // BLOCK
     blocks, first = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
     while first < PROGRAMS:
-        program = first + tl.arange(0, _GROUP)
+        program = first + tl.arange(0, _TOGETHER)
         here = (tl.load(tops + program, mask=program < PROGRAMS, other=float("nan")) >= bar).to(tl.int32)
         tl.store(tiles + blocks + tl.cumsum(here, axis=0) - here, program, mask=here == 1)
         blocks += tl.sum(here, axis=0)
-        first += _GROUP
+        first += _TOGETHER
     tl.debug_barrier()
     count, covered, first = tl.zeros([], tl.int32), tl.zeros([], tl.float32), tl.zeros([], tl.int32)
     while first < blocks:
         listed = first + tl.arange(0, GROUP)
         tile = tl.load(tiles + listed, mask=listed < blocks, other=PROGRAMS)
-        output = (tile[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]).reshape([_GROUP])
+        output = (tile[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]).reshape([_TOGETHER])
         score = tl.load(all_scores + output, mask=output < OUTPUTS, other=float("nan"))
         here = (score >= bar).to(tl.int32)
         place = count + tl.cumsum(here, axis=0) - here
@@ -153,8 +153,8 @@ def filtered_choice(
     top_k, top_p = tl.load(sampling + 4), tl.load(sampling + 5).to(tl.float32, bitcast=True)
     min_p = tl.load(sampling + 6).to(tl.float32, bitcast=True)
     best, total = float("-inf"), 0.0
-    for begin in tl.static_range(0, PROGRAMS, _GROUP):
-        program = begin + tl.arange(0, _GROUP)
+    for begin in tl.static_range(0, PROGRAMS, _TOGETHER):
+        program = begin + tl.arange(0, _TOGETHER)
         top = tl.load(tops + program, mask=program < PROGRAMS, other=float("-inf"))
         its = tl.load(totals + program, mask=program < PROGRAMS, other=0.0)
         higher = tl.maximum(best, tl.max(top, axis=0))
@@ -193,7 +193,7 @@ def filtered_choice(
             while first < count:
                 score, key, _index, kept = candidates(scores, indices, first, count, cut, tie)
                 total += tl.sum(tl.where(kept, tl.exp((score - best) * inverse), 0.0), axis=0)
-                first += _GROUP
+                first += _TOGETHER
         goal = top_p * total
         _beyond, low = search(scores, indices, count, cut, tie, floor, ceiling, goal, best, inverse, WEIGHT=True)
         # Of candidates with this same score, as many as what is ahead of them leaves room for.
@@ -201,7 +201,7 @@ def filtered_choice(
         while first < count:
             score, key, _index, kept = candidates(scores, indices, first, count, cut, tie)
             ahead += tl.sum(tl.where(kept & (key > low), tl.exp((score - best) * inverse), 0.0), axis=0)
-            first += _GROUP
+            first += _TOGETHER
         bits = low.to(tl.int32)
         weight = tl.exp(((bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True) - best) * inverse)
         room = tl.where(weight > 0.0, tl.ceil((goal - ahead) / tl.maximum(weight, 1e-37)), 1.0)
@@ -244,5 +244,5 @@ def drawn(
         nearest = tl.min(tl.where(kept & (noisy == ahead_of), index, OUTPUTS), axis=0)
         winner = tl.where(ahead_of > chosen, nearest, winner)
         chosen = tl.maximum(chosen, ahead_of)
-        first += _GROUP
+        first += _TOGETHER
     return winner

@@ -97,6 +97,12 @@ class Launch(NamedTuple):
     def name(self) -> str:
         return str(self.kernel.__name__).removesuffix("_kernel")
 
+    @property
+    def title(self) -> str:
+        """Tells rows of several texts apart."""
+        constants = dict(self.constants)
+        return self.name + ("_texts" if max(constants.get("TILES", 1), constants.get("TEXT_TILES", 0)) > 1 else "")
+
 
 class Report(NamedTuple):
     name: str
@@ -398,7 +404,7 @@ def examine(launch: Launch, capability: int) -> Report:
     ways = 2 if constants.get("KV") else 1
     work = executed(instructions, loops, constants) * options["num_warps"] / ways if its_bytes else 0
     return Report(
-        launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
+        launch.title, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
         compiled.metadata.shared, tuple(instructions), weights, constants.get("FORMAT", "plain") != "plain",
         weights or launch.name.endswith("attention"), constants.get("PDL", False),
         launch.kernel.__module__.endswith(".verdict"), int("arrived" in launch.kernel.arg_names),
@@ -503,14 +509,14 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
                 launches = decoding_step(SHAPES[model], weights, pdl=capability >= 90)
                 numbers = Counter[str]()
                 for launch in [*launches, *prompt_pass(SHAPES[model], weights)]:
-                    numbers[launch.name] += 1
-                    if launch in done or (options.kernels and launch.name not in options.kernels.split(",")):
+                    numbers[launch.title] += 1
+                    if launch in done or (options.kernels and launch.title not in options.kernels.split(",")):
                         continue
                     done.add(launch)
                     report = examine(launch, capability)
                     same = report.locks or alike.setdefault(variants(launch), report.arithmetic) == report.arithmetic
                     faults = [*report.faults(), *([] if same else ["other arithmetic than its variant"])]
-                    row = row_of(model, format, launch, report, numbers[launch.name], faults)
+                    row = row_of(model, format, launch, report, numbers[launch.title], faults)
                     least = best.get(identity(row), 0)
                     if least and report.per_weights > MORE_INSTRUCTIONS * least:
                         faults.append(f"{report.per_weights / least:.2f} times the instructions of the best Triton")

@@ -122,7 +122,7 @@ def install(library: Path, sm: int, mutate: Callable[[str], str] = str) -> Virtu
 
 def _backend_believes(gpu: VirtualGpu) -> None:
     """The cuda backend takes the CPU for a GPU whose launches can be captured."""
-    from ppsd_rt.cuda import backend, errors, graphs, stages
+    from ppsd_rt.cuda import backend, errors, graphs, stages, weights
 
     class Recorder(graphs.Recorder):
         def warm_up(self, steps: list[tuple[Callable[[], None], torch.device]]) -> None:
@@ -146,6 +146,9 @@ def _backend_believes(gpu: VirtualGpu) -> None:
             gpu.drafting = False
 
     drafted, stages.exit_head = stages.exit_head, exit_head
+    # A GPU's memory begins at multiples of 16, and kernels are compiled for that; a mapped file's tensors do not.
+    mapped = weights._mapped
+    weights._mapped = lambda tensors: lambda name: mapped(tensors)(name).clone()
     backend.Recorder = Recorder
     backend.CudaBackend.__init__ = start
     errors.pick_device = lambda name: torch.device("cpu")

@@ -84,6 +84,44 @@ def test_other_ways_to_launch_give_the_same_tokens(gpu):
         assert [answer["ids"] for answer in answers] == [answer["ids"] for answer in captured]
 
 
+CARRY = """
+import json, sys
+from pathlib import Path
+
+import torch
+
+import gpu_kernels
+from ppsd_rt.cuda.weights import DeviceWeights
+from ppsd_rt.models.config import LlamaConfig
+
+sys.path.append(sys.argv[3])
+from virtual_gpu.device import install
+
+install(Path(sys.argv[1]), 90)
+gpu_kernels.compile_only(90, lambda hit: None)
+gpu_kernels.draw_nothing()
+config = LlamaConfig.from_dict(json.loads((Path(sys.argv[2]) / "config.json").read_text()))
+weights = DeviceWeights.random(config, "bfloat16", "meta")
+gpu_kernels.every_stage(weights.with_random_head("norm", 1), 1024, (), pdl=True)
+"""
+
+
+@pytest.mark.slow
+def test_an_answer_launches_carried_kernels_alone(tmp_path):
+    """Those that benchmarks/gpu_kernels.py has compiled without memory, in a folder that has been moved since."""
+    library, folder, root = build(), toy_model(tmp_path / "toy"), Path(__file__).parents[2]
+    carried = {"TRITON_CACHE_MANAGER": "gpu_kernels:Carried", "PYTHONPATH": str(root / "benchmarks")}
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | carried
+    command = [sys.executable, "-P", "-c", CARRY, library, folder, root / "tests"]
+    subprocess.run(command, env=environment | {"TRITON_CACHE_DIR": str(tmp_path / "here")}, check=True)
+    there = (tmp_path / "here").rename(tmp_path / "there")
+    before = set(there.glob("*/*.cubin"))
+    job = {"sm": 90, "format": "bfloat16", "schedules": ["fixed", "siblings"], "tokens": 3}
+    right(ask(library, folder, job, TRITON_CACHE_DIR=str(there), **carried), 1 + 2)
+    assert before
+    assert set(there.glob("*/*.cubin")) == before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("triton", TRITONS or [pytest.param("", marks=pytest.mark.skip("PPSD_TRITONS names none"))])
 @pytest.mark.parametrize("format", ["bfloat16", "int4"])
