@@ -5,6 +5,7 @@
 #                                                        tests of kernels and captured graphs, compute-sanitizer
 #     OUT=results benchmarks/gpu_check.sh speed          whole answers: the 8B shape, the 135M shape, formats, an oracle,
 #                                                        torch and transformers beside them; memcheck; a table of targets
+#     OUT=results benchmarks/gpu_check.sh company        several answers at once, and an EAGLE-3 head
 #     OUT=results benchmarks/gpu_check.sh more           kernels one by one, an idle GPU, long texts, larger shapes
 #
 # Each writes $OUT/gpu.json and $OUT/gpu.txt (the table) after every part, and $OUT/log.txt; a later call adds to an
@@ -25,7 +26,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 for call in "${@:-none}"; do
-    case $call in smoke | speed | proof | more) ;; *) echo "usage: benchmarks/gpu_check.sh smoke|speed|proof|more ..." >&2; exit 2 ;; esac
+    case $call in smoke | speed | proof | company | more) ;; *) echo "usage: benchmarks/gpu_check.sh smoke|speed|proof|company|more ..." >&2; exit 2 ;; esac
 done
 python=${PYTHON:-python3}
 out=${OUT:-build/gpu-results}
@@ -176,6 +177,10 @@ for call in "$@"; do
         part baseline-135m 40 $baseline -m ${small%% *}
         part baseline-1b 40 $baseline -m ${middle%% *}
         part memcheck 35 $memcheck $python benchmarks/gpu_sanitize.py --device $device --tokens 2 --formats int4
+        ;;
+    company)
+        part company-8b 200 $python -P benchmarks/gpu_company.py -m ${large%% *}
+        part company-135m 120 $python -P benchmarks/gpu_company.py -m ${small%% *}
         ;;
     more)
         part kernels-135m 35 $kernels -m $small -r 7

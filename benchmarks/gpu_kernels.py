@@ -111,6 +111,7 @@ def every_stage(weights: Any, capacity: int, cuts: tuple[int, ...], *, pdl: bool
 def wanted(formats: set[str] | None, models: set[str] | None) -> Iterator[tuple[str, Any, int, tuple[int, ...]]]:
     """What, weights, the longest text, the cuts of verification."""
     import gpu_sanitize
+
     from ppsd_rt.cuda.weights import DeviceWeights
     from ppsd_rt.models.config import LlamaConfig
     from ppsd_rt.models.random_weights import SHAPES
@@ -155,8 +156,16 @@ def main() -> int:
         source.unlink()
     size = sum(file.stat().st_size for file in options.out.rglob("*") if file.is_file())
     found = {"triton": triton.__version__, "capability": options.capability, "kernels": len(hits)}
-    print(json.dumps({**found, "compiled": len(hits) - sum(hits), "megabytes": round(size / 1e6, 1),
-                      "seconds": round(time.perf_counter() - begun, 1)}))
+    print(
+        json.dumps(
+            {
+                **found,
+                "compiled": len(hits) - sum(hits),
+                "megabytes": round(size / 1e6, 1),
+                "seconds": round(time.perf_counter() - begun, 1),
+            }
+        )
+    )
     return 0
 
 

@@ -82,9 +82,17 @@ def inside_graphs(results: Results) -> float | None:
     return 1 - sum(row["count"] * row["microseconds"] for row in rows if row) / whole
 
 
+def company(results: Results, name: str, answers: int = 1, head: str = "none") -> float | None:
+    """Tokens a second of so many answers at once, with the best schedule, over those of one that decodes plainly."""
+    one = find(results, name, "results", answers=1, head="none")
+    rows = [row for row in of(results, name, "results") if (row["answers"], row["head"]) == (answers, head)]
+    return max(row["tokens_per_second"] for row in rows) / one["tokens_per_second"] if one and rows else None
+
+
 def differing(results: Results) -> float | None:
     """Answers that were not plain decoding's, of all that were measured."""
-    rows = [row for name in results if name.startswith(("answers-", "oracle-")) for row in of(results, name, "results")]
+    parts = ("answers-", "oracle-", "company-")
+    rows = [row for name in results if name.startswith(parts) for row in of(results, name, "results")]
     return sum(row.get("differing", 0) for row in rows) if rows else None
 
 
@@ -153,6 +161,12 @@ CHECKS: list[Check] = [
     ),
     ("default shape: overlap / best in turns", "(no target)", overlap_gain, above(1.0)),
     ("default model, its own head, auto / plain", "(no target)", default_model, above(1.0)),
+    ("8B shape, 8 at once / one", ">= 6", lambda r: company(r, "company-8b", 8), above(6)),
+    ("default shape, 8 at once / one", "(no target)", lambda r: company(r, "company-135m", 8), above(1.0)),
+    (
+        "8B shape, EAGLE-3, oracle 0.8, best / plain", "(no target)",
+        lambda r: company(r, "company-8b", head="eagle3"), above(1.0),
+    ),
     ("13B shape, oracle 0.8, best / plain", "(no target)", lambda r: best_ratio(r, "answers-13b", 0.8), above(1.0)),
     (
         "70B shape int8, oracle 0.8, best / plain", "(no target)",

@@ -39,6 +39,7 @@ WIDTHS = {"*fp32": 4, "*bf16": 2}
 FORMATS = ("bfloat16", "int8", "int4", "fp8")
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 RECORD = "2026-11-28-gpu-machine-code.json"
+HOST = "2026-11-28-amd-epyc-gpu-host-rounds.json"  # what the host does in a round of several answers
 VARIANTS = "2026-11-26-nvidia-h200-linear-variants.json"
 ANSWERS = {
     "3.6.0": "2026-11-26-nvidia-h200-gpu-check.json",
@@ -56,6 +57,9 @@ KERNELS_TITLE = (
 )
 CARDS_TITLE = (
     "| card | torch, Triton | format | 135M | 1B | 8B | tok/s are |\n| --- | --- | --- | --- | --- | --- | --- |"
+)
+COMPANY_TITLE = (
+    "| card | format | answers at once | 135M | 1B | 8B | tok/s are |\n| --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -160,15 +164,16 @@ class Kernel(NamedTuple):
         """Seconds of one launch."""
         return self.bytes / BANDWIDTH + PHASE
 
-    def predicted(self, model: str, format: str, card: Card) -> float:
-        """The same."""
-        memory = self.bytes / (REACHED * card.bandwidth)
+    def predicted(self, model: str, format: str, card: Card, answers: int = 1) -> float:
+        """The same; answers: at once, a row each in tiles of 16, whose programs read the same weights."""
+        its, tiles = asked(self.launch, 1, CONTEXT), next(t for t in (1, 2, 4) if answers <= t * MAX_ROWS)
+        memory = (its.once + answers * its.cache) / (REACHED * card.bandwidth)
         if not self.number:
             return PHASE + memory
         # Consumer cards run nearly what an A100 does; fp8, which that has not, nearly what an H100 does.
         sm = 90 if card.sm >= 90 or format == "fp8" else 80
         code = recorded()[RECORDED[model], RECORDED.get(format, format), sm, self.launch.name, self.number]
-        programs, each = self.launch.grid[0], weight_bytes(dict(self.launch.constants))
+        programs, each = tiles * self.launch.grid[0], weight_bytes(dict(self.launch.constants))
         instructions = code["instructions_per_kib"] * programs * each / 1024
         issue = instructions / (4 * REACHED * card.clock * card.multiprocessors)
         waves = max(1.0, programs / (code["programs"] * card.multiprocessors))
@@ -214,9 +219,12 @@ def kernels_of(model: str, format: str) -> list[Kernel]:
     return found
 
 
-def tokens_per_second(model: str, format: str, card: Card) -> float:
-    """Of plain decoding, predicted."""
-    return 1 / sum(kernel.launches * kernel.predicted(model, format, card) for kernel in kernels_of(model, format))
+def tokens_per_second(model: str, format: str, card: Card, answers: int = 1) -> float:
+    """Of plain decoding, predicted; of several answers at once all added up, with the host's part of a round."""
+    rows = read(HOST)["rows"] if answers > 1 else ()
+    host = sum(row["microseconds"] for row in rows if row["answers"] == answers and row["model"] == model) * 1e-6
+    device = sum(each.launches * each.predicted(model, format, card, answers) for each in kernels_of(model, format))
+    return answers / (host + device)
 
 
 def kernel_lines(model: str) -> Iterator[str]:
@@ -248,6 +256,14 @@ def card_lines() -> Iterator[str]:
                 yield f"| {name} | from 2.8, from 3.4 | {format} | {ours} | predicted |"
 
 
+def company_lines() -> Iterator[str]:
+    for name in ("H200", "H100 SXM"):
+        for format in ("bfloat16", "int4"):
+            for answers in (8, 16, 48):
+                ours = " | ".join(f"{tokens_per_second(model, format, CARDS[name], answers):,.0f}" for model in TARGETS)
+                yield f"| {name} | {format} | {answers} | {ours} | predicted |"
+
+
 def main(arguments: list[str] | None = None, out: Callable[[str], None] = print) -> int:
     parser = argparse.ArgumentParser(prog="roofline", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cards", action="store_true", help="tokens per second of several cards")
@@ -255,7 +271,7 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
     if not RESULTS.is_dir():
         parser.error("its figures lie in benchmarks/results of the source: run it in a checkout")
     if args.cards:
-        out("\n".join((CARDS_TITLE, *card_lines())))
+        out("\n".join((CARDS_TITLE, *card_lines(), "", COMPANY_TITLE, *company_lines())))
         return 0
     out("\n".join((TITLE, *(line_of(m, f, step_of(m, f)) for m in TARGETS for f in FORMATS))))
     out("\n".join(("", KERNELS_TITLE, *(line for model in TARGETS for line in kernel_lines(model)))))

@@ -20,7 +20,7 @@ def summary(folder):
 
 def test_nothing_measured(tmp_path):
     lines, result = summary(tmp_path)
-    assert len(lines) == 37
+    assert len(lines) == 40
     assert set(lines.values()) == {"not measured"}
     assert result["parts"] == {}
 
@@ -107,12 +107,12 @@ def test_targets_are_met_or_missed(tmp_path):
 def test_the_script_is_sound_shell_and_names_its_calls():
     subprocess.run(["bash", "-n", SCRIPTS / "gpu_check.sh"], check=True)
     done = subprocess.run([SCRIPTS / "gpu_check.sh"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "usage: benchmarks/gpu_check.sh smoke|speed|proof|more ...\n")
+    assert (done.returncode, done.stderr) == (2, "usage: benchmarks/gpu_check.sh smoke|speed|proof|company|more ...\n")
 
 
 def test_the_limits_of_a_call_fit_into_it():
     script = (SCRIPTS / "gpu_check.sh").read_text()
-    for call in ("smoke", "speed", "proof", "more"):
+    for call in ("smoke", "speed", "proof", "company", "more"):
         parts = script[script.index(f"\n    {call})") :].partition(";;")[0]
         build = int(re.findall(r"^part build (\d+)", script, re.MULTILINE)[0])
         limits = list(map(int, re.findall(r"^ +part \S+ (\d+)", parts, re.MULTILINE)))

@@ -29,6 +29,8 @@ SOUND = Report(
 
 
 FORMATS = ("bf16", "int8", "int4", "fp8")
+TEXTS = {"linear_texts", "qkv_texts", "swiglu_texts", "heads_texts"}  # rows of several texts
+ROW_KERNELS = {"linear", "qkv", "swiglu", "heads"} | TEXTS
 RECORD = Path(__file__).parents[2] / "benchmarks/results/2026-11-28-gpu-machine-code.json"
 OTHERS = {Path(path).name: path for path in os.environ.get("PPSD_TRITONS", "").split(os.pathsep) if path}
 
@@ -59,8 +61,9 @@ def compiled(*arguments, triton=None):
 def test_every_kernel_is_sound(models, format, capability):
     rows = compiled("--models", models, "--formats", format, "--capabilities", str(capability))
     names = {row.split()[3] for row in rows}
-    assert names == {
-        "embedding", "qkv", "attention", "linear", "swiglu", "heads", "choose",
+    assert names == ROW_KERNELS | {
+        "attention_texts", "choose_texts",
+        "embedding", "attention", "choose",
         "begin_draft", "arrived", "drafted", "begin_verification", "forward", "verdict", "adopt",
         "feedback", "normalise", "prompt_qkv", "prompt_attention", "prompt_linear", "prompt_swiglu", "reduce_splits",
     }  # fmt: skip
@@ -75,17 +78,17 @@ def test_row_kernels_are_as_good_with_another_triton(format, capability, triton)
     if format == "fp8" and capability < 89:
         pytest.skip("no conversions of fp8 there")
     how = "--models", "8B,135M", "--formats", format, "--capabilities", str(capability)
-    assert compiled(*how, "--kernels", "linear,qkv,swiglu,heads", triton=OTHERS[triton])
+    assert compiled(*how, "--kernels", ",".join(ROW_KERNELS), triton=OTHERS[triton])
 
 
 def test_three_versions_of_triton_are_recorded_without_faults():
     rows = json.loads(RECORD.read_text())["rows"]
-    found = {(row["triton"], row["model"], row["format"], row["capability"]) for row in rows}
+    found = {(row["triton"], row["model"], row["format"], row["capability"], row["kernel"]) for row in rows}
     chips = [(format, 90) for format in FORMATS] + [(format, 80) for format in FORMATS[:3]]
     for version in ("3.4.0", "3.6.0", "3.7.1"):
         for model in ("8B", "135M", "1B"):
-            if version == "3.7.1" or model != "1B":
-                assert found >= {(version, model, *chip) for chip in chips}
+            for kernel in ROW_KERNELS if model == "8B" else ROW_KERNELS - TEXTS:
+                assert found >= {(version, model, *chip, kernel) for chip in chips}
     best = fewest(rows)
     assert not any(row["faults"] for row in rows)
     assert all(row["instructions_per_kib"] <= 1.3 * best[identity(row)] for row in rows)
