@@ -524,11 +524,12 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
                     out(table_of(model, format, launch, report, faults))
                     faulty += bool(faults)
     if options.json:
-        before = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
+        before = json.loads(options.json.read_text()) if options.json.exists() else {"rows": []}
         ours = {(row["triton"], identity(row)) for row in found}
-        kept = [row for row in before if (row["triton"], identity(row)) not in ours]
+        kept = [row for row in before.pop("rows") if (row["triton"], identity(row)) not in ours]
         lines = ",\n".join(json.dumps(row) for row in [*kept, *found])
-        options.json.write_text(f'{{"rows": [\n{lines}\n]}}\n')
+        beside = "".join(f" {json.dumps(name)}: {json.dumps(what)},\n" for name, what in before.items())
+        options.json.write_text(f'{{\n{beside} "rows": [\n{lines}\n]}}\n')
     return 1 if faulty else 0
 
 
