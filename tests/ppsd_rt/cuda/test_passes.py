@@ -85,6 +85,16 @@ def test_rows_have_the_bits_of_one_answer_alone(changes, format):
         assert np.array_equal(np.stack(list(rows.values())), alone)
 
 
+@pytest.mark.parametrize("kind", ["norm", "feedback"])
+def test_rows_come_back_from_the_last_layer_where_the_head_receives_them(kind):
+    passes = CudaPasses(weights_of(model_of(num_hidden_layers=2), kind, 1), 2)
+    where = [(0, 3, [0], 2)]
+    rows = passes.early(where, passes.embed(PROMPT[:3]), (), None)
+    last, _ = passes.late(where, rows, (), None)
+    assert (last is not None) == (kind == "feedback")
+    assert last is None or (last.shape == rows.shape and not np.array_equal(last, rows))
+
+
 ASKED = [
     {},
     {"temperature": 0.9, "seed": 2**33 + 7},
