@@ -1,9 +1,9 @@
-"""The papers' claims beside what this runtime does: measures, keeps results, draws figures and fills in docs/papers.md.
+"""The papers' claims beside what this runtime does: measures, keeps results and fills in docs/papers.md.
 
     python benchmarks/papers.py --quick      # less than an hour on two cores; says what each part took
     python benchmarks/papers.py              # some hours; goes on where it was ended
     python benchmarks/papers.py --only lossless,clock
-    python benchmarks/papers.py --page       # measures nothing: figures and tables of the results that are there
+    python benchmarks/papers.py --page       # measures nothing: tables of the results that are there
 
 Experiments are in paper_experiments/. Each leaves benchmarks/results/papers/NAME.json, part by part. A part that is
 there is not measured again, unless with --again, or if it was measured with --quick and now is not.
@@ -25,12 +25,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ppsd_rt.cli.info import machine
-from ppsd_rt.lab.bench.plot import drawn
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "papers"
 PAGE = ROOT / "docs" / "papers.md"
-IMAGES = ROOT / "docs" / "images" / "papers"
 
 
 def kept(path: Path, quick: bool, again: bool) -> dict[str, Any]:
@@ -94,18 +92,13 @@ def filled(page: str, name: str, text: str) -> str:
     return f"{before}{begin}\n{text}\n{end}{after}"
 
 
-def publish(experiments: Sequence[Experiment], folder: Path, page: Path, images: Path) -> None:
-    """Figures and tables of all results that are there."""
-    images.mkdir(parents=True, exist_ok=True)
+def publish(experiments: Sequence[Experiment], folder: Path, page: Path) -> None:
+    """Tables of all results that are there."""
     text = page.read_text(encoding="utf-8")
     for experiment in experiments:
         path = folder / f"{experiment.name}.json"
-        if not path.exists():
-            continue
-        found = found_in(path)
-        text = filled(text, experiment.name, experiment.table(found))
-        for name, chart in experiment.charts(found).items():
-            (images / f"{name}.svg").write_bytes(drawn(chart, "svg"))
+        if path.exists():
+            text = filled(text, experiment.name, experiment.table(found_in(path)))
     page.write_text(text, encoding="utf-8")
 
 
@@ -137,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 progress.console.print(f"{lacking}: {experiment.name} is left out", markup=False)
                 continue
             progress.console.print(times(experiment, RESULTS), markup=False)
-    publish(EXPERIMENTS, RESULTS, PAGE, IMAGES)
+    publish(EXPERIMENTS, RESULTS, PAGE)
     return 0
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ppsd_rt.lab.bench.plot import Chart
-
 Parts = Mapping[str, Callable[[], Any]]  # what each part measures, as JSON has it
 Found = Mapping[str, Any]  # what the parts came to
 Each = TypeVar("Each")
@@ -19,13 +17,12 @@ DRAWS = 2000  # of `interval`
 class Experiment:
     """parts(quick): measured one by one, and kept one by one, so that a run that is ended goes on where it was.
 
-    table: Markdown. charts: by the names of their files. docs/papers.md has the claims that they stand beside.
+    table: Markdown. docs/papers.md has the claims that it stands beside.
     """
 
     name: str
     parts: Callable[[bool], Parts]
     table: Callable[[Found], str]
-    charts: Callable[[Found], Mapping[str, Chart]] = lambda found: {}
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:

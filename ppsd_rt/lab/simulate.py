@@ -17,7 +17,7 @@ Every row passes layers [0, E) in the draft stage before it is verified, drafts 
 last of them, and `verify(K + 1)`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .. import _native
@@ -27,6 +27,7 @@ from ..pipeline.rounds import Round
 from ..pipeline.schedule import AUTO, MAX_ROWS, Schedule, describe
 from ..planning.split import LayerCosts, Split, best_split
 from ..statistics import Statistics
+from ..trace import Span
 
 Table = tuple[float, ...]
 
@@ -144,7 +145,7 @@ class Simulation:
     seconds: float
     rounds: tuple[TimedRound, ...]
     statistics: Statistics
-    spans: list[tuple[str, int, int, float, float]]  # as Backend.spans: (name, track, rows, begin, end), microseconds
+    spans: list[Span]
 
     @property
     def tokens_per_second(self) -> float:
@@ -195,3 +196,24 @@ def _statistics(schedule: str, rounds: Sequence[TimedRound], stages: int) -> Sta
         statistics.add(timed.round, timed.seconds - before)
         before = timed.seconds
     return statistics
+
+
+def utilisation(spans: Iterable[Span], stages: int, tokens: int, seconds: float) -> dict[str, float]:
+    """What stages did with their time, of an answer of `tokens` tokens after the prompt's, in `seconds`.
+
+    stages: the draft stage among them. stall: share of the time that verification stages wait, all of them taken
+    together. wasted_drafting, wasted_verification: share of the rows that no token came from, which needs one in every
+    stage. dropped_draft_steps, dropped_passes: that a verdict made void while they were under way.
+    """
+    worked, rows, dropped = [0.0] * stages, [0] * stages, [0] * stages
+    for name, track, count, begin, end in spans:
+        worked[track] += (end - begin) / 1e6
+        rows[track] += count
+        dropped[track] += name.startswith("dropped")
+    return {
+        "stall": 1 - sum(worked[1:]) / ((stages - 1) * seconds),
+        "wasted_drafting": 1 - tokens / rows[0],
+        "wasted_verification": 1 - tokens * (stages - 1) / sum(rows[1:]),
+        "dropped_draft_steps": dropped[0],
+        "dropped_passes": sum(dropped[1:]),
+    }

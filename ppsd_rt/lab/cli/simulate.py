@@ -14,8 +14,7 @@ from ...pipeline.schedule import Auto, Schedule, parse_schedule
 from ...planning.closed_forms import closed_form
 from ...trace import TraceFile
 from ..bench.report import Report, columns
-from ..simulate import ModelCosts, Simulation, costs_of_stages, growth, measured, simulate
-from ..utilisation import utilisation
+from ..simulate import ModelCosts, Simulation, costs_of_stages, growth, measured, simulate, utilisation
 from .bench import interrupted, print_report, result_file, run_facts
 from .cluster import run_cluster
 from .simulate_options import MOST_PASSES, MOST_STAGES, SCHEDULES
@@ -66,33 +65,22 @@ def run(args: argparse.Namespace) -> int:
     every = product(pipelines, args.link_ms, args.acceptance, schedules.items())
     cases = [Case(pipeline, link, chance, *named) for pipeline, link, chance, named in every]
     inputs = (args.model, args.exit_head) if args.measured else ()
+    rows: list[dict[str, Any]] = []
+    whole = True
     with TraceFile(args.trace, inputs) if args.trace else nullcontext() as trace:
-        rows: list[dict[str, Any]] = []
-        whole = _simulate(args, cases, rows, trace)
-    if not rows:
-        raise KeyboardInterrupt
+        try:
+            for case in cases:
+                costs, tokens, seed = case.costs, args.tokens, args.seed
+                found = simulate(case.schedule, costs, case.acceptance, tokens, seed, trace=True, second=args.second)
+                if trace and case.cell == cases[0].cell:  # the first combination's answers
+                    trace.add(found.spans, case.name)
+                rows.append(_row(case, found))
+        except KeyboardInterrupt:
+            if not rows:
+                raise
+            whole = False
     print_report(_report(args, pipelines, model, rows, whole), args.output, file)
     return 0 if whole else interrupted()
-
-
-def _simulate(
-    args: argparse.Namespace,
-    cases: Sequence[Case],
-    rows: list[dict[str, Any]],
-    trace: TraceFile | None,
-) -> bool:
-    """Fill `rows`, and the trace with the first combination's answers; False if Ctrl-C ended it early."""
-    try:
-        for case in cases:
-            simulation = simulate(
-                case.schedule, case.costs, case.acceptance, args.tokens, args.seed, trace=True, second=args.second
-            )
-            if trace and case.cell == cases[0].cell:
-                trace.add(simulation.spans, case.name)
-            rows.append(_row(case, simulation))
-    except KeyboardInterrupt:
-        return False
-    return True
 
 
 # -- what to simulate --------------------------------------------------------------------------------------------------
@@ -183,11 +171,7 @@ def _link_row(args: argparse.Namespace) -> float:
 def _exclude(args: argparse.Namespace, option: str, others: Sequence[str]) -> None:
     for other in others:
         if getattr(args, other) is not None:
-            raise UsageError(f"{_flag(option)} and {_flag(other)} do not go together")
-
-
-def _flag(option: str) -> str:
-    return "--" + option.replace("_", "-")
+            raise UsageError(f"--{option} and --{other} do not go together".replace("_", "-"))
 
 
 # -- what came of it ---------------------------------------------------------------------------------------------------
@@ -195,8 +179,6 @@ def _flag(option: str) -> str:
 
 def _row(case: Case, simulation: Simulation) -> dict[str, Any]:
     costs, statistics = case.costs, simulation.statistics
-    use = utilisation(simulation.spans, case.pipeline.stages, len(simulation.tokens), simulation.seconds)
-    formula = closed_form(case.schedule, costs, case.acceptance)
     return {
         "stages": case.pipeline.stages,
         "link_ms": case.link_ms,
@@ -204,12 +186,8 @@ def _row(case: Case, simulation: Simulation) -> dict[str, Any]:
         "schedule": case.name,
         "tokens_per_second": simulation.tokens_per_second,
         "speedup": simulation.tokens_per_second * costs.plain_step,
-        "closed_form": formula,
-        "stall": use.stall,
-        "wasted_drafting": use.wasted_drafting,
-        "wasted_verification": use.wasted_verification,
-        "dropped_draft_steps": use.stages[0].dropped_passes,
-        "dropped_passes": sum(stage.dropped_passes for stage in use.stages[1:]),
+        "closed_form": closed_form(case.schedule, costs, case.acceptance),
+        **utilisation(simulation.spans, case.pipeline.stages, len(simulation.tokens), simulation.seconds),
         "dropped_drafts": statistics.dropped,
         "tokens_per_round": statistics.tokens_per_round,
     }

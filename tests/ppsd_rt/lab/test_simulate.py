@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from toys import schedules
 
 from ppsd_rt._native import testing
-from ppsd_rt.lab.simulate import equal_stages, pipeline_costs, simulate, speedup, table
+from ppsd_rt.lab.simulate import equal_stages, pipeline_costs, simulate, speedup, table, utilisation
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
 
@@ -128,3 +128,21 @@ def test_siblings_under_way_shorten_what_follows_a_rejection(name):
     gain = with_siblings.tokens_per_second / without.tokens_per_second
     assert 1.09 < gain < 1.18
     assert closed_form(parse_schedule(f"{name}:siblings=0.01"), costs, 0.66) is None
+
+
+def test_utilisation_by_hand():
+    spans = [
+        ("draft", 0, 1, 0.0, 1e6),
+        ("draft", 0, 2, 1e6, 2e6),
+        ("dropped draft", 0, 1, 2e6, 2.5e6),
+        ("verify", 1, 2, 1e6, 4e6),
+        ("verify", 2, 2, 4e6, 5e6),
+        ("dropped verify", 1, 4, 4e6, 5e6),
+    ]
+    assert utilisation(spans, 3, tokens=2, seconds=5.0) == {
+        "stall": pytest.approx(1 - 5 / 10),
+        "wasted_drafting": pytest.approx(1 - 2 / 4),
+        "wasted_verification": pytest.approx(1 - 4 / 8),
+        "dropped_draft_steps": 1,
+        "dropped_passes": 1,
+    }

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from support import slow
 
 from ppsd_rt.lab.simulate import equal_stages, pipeline_costs, simulate, speedup, table
-from ppsd_rt.lab.utilisation import StageUse, utilisation
 from ppsd_rt.pipeline.schedule import PLAIN, Schedule, named, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
 
@@ -71,19 +70,3 @@ def test_where_there_is_no_formula():
     for name in ("elastic", "eesd", "eesd:length=4,stop_rule=confidence=0.5", "ppsd:stop_rule=beta"):
         assert closed_form(parse_schedule(name), costs, 0.5) is None
     assert closed_form(Schedule(2, 4, 4), costs, 0.5) is None
-
-
-def test_utilisation_by_hand():
-    spans = [
-        ("draft", 0, 1, 0.0, 1e6),
-        ("draft", 0, 2, 1e6, 2e6),
-        ("dropped draft", 0, 1, 2e6, 2.5e6),
-        ("verify", 1, 2, 1e6, 4e6),
-        ("verify", 2, 2, 4e6, 5e6),
-        ("dropped verify", 1, 4, 4e6, 5e6),
-    ]
-    use = utilisation(spans, 3, tokens=2, seconds=5.0)
-    assert use.stages == (StageUse(2.5, 4, 3, 1), StageUse(4.0, 6, 2, 1), StageUse(1.0, 2, 1, 0))
-    assert use.stall == pytest.approx(1 - 5 / 10)
-    assert use.wasted_verification == pytest.approx(1 - 4 / 8)
-    assert use.wasted_drafting == pytest.approx(1 - 2 / 4)
