@@ -32,14 +32,12 @@ from peer_worker import LLAMA_SERVER, PEERS
 
 from ppsd_rt import _native
 from ppsd_rt.cli.progress import progress_bar
-from ppsd_rt.lab.bench.bandwidth import Bandwidth
-from ppsd_rt.lab.bench.evaluate import evaluate, windows
 from ppsd_rt.lab.bench.report import Report, columns, medians
-from ppsd_rt.lab.bench.spread import Spread, take_turns
-from ppsd_rt.lab.cli.bench import print_with_summary, run_facts
-from ppsd_rt.lab.cli.bench_options import list_of, positive
+from ppsd_rt.lab.bench.spread import Bandwidth, Spread, take_turns
+from ppsd_rt.lab.cli.bench import evaluation_text, print_with_summary, run_facts
 from ppsd_rt.lab.cli.eval import COLUMNS as EVALUATION_COLUMNS
-from ppsd_rt.lab.texts import evaluation_text
+from ppsd_rt.lab.cli.eval import evaluate, windows
+from ppsd_rt.lab.cli.options import list_of, positive
 from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.files import is_gguf

@@ -25,7 +25,7 @@ from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.lab.bench.report import Report, columns, medians
 from ppsd_rt.lab.bench.spread import Spread, take_turns
 from ppsd_rt.lab.cli.bench import print_with_summary, run_facts
-from ppsd_rt.lab.cli.bench_options import list_of, positive
+from ppsd_rt.lab.cli.options import list_of, positive
 from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
 
 ENGINES = "ppsd-rt:int8+auto,ppsd-rt:int8,llama.cpp:Q8_0,llama.cpp:IQ4_NL"

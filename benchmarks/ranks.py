@@ -28,7 +28,7 @@ from ppsd_rt import Engine, SamplingParams
 from ppsd_rt._native import StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.cli.info import machine
-from ppsd_rt.lab.cli.bench_options import list_of
+from ppsd_rt.lab.cli.options import list_of
 from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
 from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.models.checkpoint import Checkpoint

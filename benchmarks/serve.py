@@ -47,7 +47,7 @@ from ppsd_rt.generation import Committed
 from ppsd_rt.lab.bench.report import Report, columns, medians
 from ppsd_rt.lab.bench.spread import Spread, take_turns
 from ppsd_rt.lab.cli.bench import print_with_summary, run_facts
-from ppsd_rt.lab.cli.bench_options import list_of, positive
+from ppsd_rt.lab.cli.options import list_of, positive
 from ppsd_rt.lab.cli.prompt_files import read_prompts
 
 # The same prompts come again with every repeat: what `recycle` counted in the first would answer the second.

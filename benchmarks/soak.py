@@ -33,7 +33,7 @@ from serve import Served
 from ppsd_rt.cli.common import print_json
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.lab.cli.bench import run_facts
-from ppsd_rt.lab.cli.bench_options import positive
+from ppsd_rt.lab.cli.options import positive
 from ppsd_rt.lab.cli.prompt_files import read_prompts
 
 FILL = 300  # grammars: more than the server keeps

@@ -113,7 +113,7 @@ COMMANDS = {
         "compare exit heads: acceptance, cost, predicted speed",
         ("ppsd-run heads auto norm:10", "ppsd-run heads auto head-3.safetensors --plot heads.svg"),
         "lab.cli.heads:run",
-        "lab.cli.bench_options:heads_options",
+        "lab.cli.options:heads_options",
     ),
     "calibrate": Command(
         "measure again what the auto schedule works with",
@@ -140,7 +140,7 @@ COMMANDS = {
             "ppsd-run lab bench kernels -t 1,2 --rows 1,4,8 --dtype int8",
         ),
         "lab.cli.bench:run",
-        "lab.cli.bench_options:bench_options",
+        "lab.cli.options:bench_options",
     ),
     "lab simulate": Command(
         "predict a pipeline's speed from the costs of its stages",
@@ -149,13 +149,13 @@ COMMANDS = {
             "ppsd-run lab simulate --cluster --replicas 1,2,4 --users 20,80",
         ),
         "lab.cli.simulate:run",
-        "lab.cli.simulate_options:simulate_options",
+        "lab.cli.options:simulate_options",
     ),
     "lab eval": Command(
         "measure what a number format costs in quality",
         ("ppsd-run lab eval --dtype bfloat16,int8", "ppsd-run lab eval --text mine.txt --dtype int8,int4"),
         "lab.cli.eval:run",
-        "lab.cli.bench_options:eval_options",
+        "lab.cli.options:eval_options",
     ),
 }
 

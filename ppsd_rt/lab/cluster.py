@@ -19,7 +19,8 @@ An answer that has all stages to itself, decoded by the real scheduler: `simulat
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from random import Random
 
@@ -45,18 +46,18 @@ class Replica:
     acceptance: float = 0.8
     prefixes: int = 64
 
-    def growth(self, rows: int) -> float:
-        return 1 + self.row_share * (rows - 1) if rows else 0.0
+    def seconds(self, stage: int, answers: int, prompt_rows: int) -> float:
+        """Of a pass over the rows of so many answers and of prompts; the first stage draws the drafts before it."""
 
-    def first(self, answers: int, prompt_rows: int) -> float:
-        """Of the first stage: drafts for so many answers, and their rows with those of prompts."""
-        drafting = self.drafts * (self.early * self.growth(answers) + self.head) if answers else 0.0
+        def growth(rows: int) -> float:
+            return 1 + self.row_share * (rows - 1) if rows else 0.0
+
         rows = answers * (self.drafts + 1) + prompt_rows
-        early = self.early * self.growth(answers + prompt_rows)
-        return drafting + early + (self.stages[0] - self.early) * self.growth(rows)
-
-    def later(self, stage: int, answers: int, prompt_rows: int) -> float:
-        return self.stages[stage] * self.growth(answers * (self.drafts + 1) + prompt_rows)
+        if stage:
+            return self.stages[stage] * growth(rows)
+        drafting = self.drafts * (self.early * growth(answers) + self.head) if answers else 0.0
+        early = self.early * growth(answers + prompt_rows)
+        return drafting + early + (self.stages[0] - self.early) * growth(rows)
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,6 @@ class Answered:
         return (self.ended - self.first) / max(self.tokens - 1, 1)
 
 
-def accepted(rng: Random, drafts: int, acceptance: float) -> int:
-    """How many drafts of a round are right."""
-    return next((place for place in range(drafts) if rng.random() >= acceptance), drafts)
-
-
 @dataclass
 class _Answer:
     answered: Answered
@@ -139,19 +135,18 @@ class _Answer:
     rows: int = 0  # of its prompt, under way
 
 
-@dataclass
 class _Running:
     """A replica at work. waiting: answers that have no rows under way; passes: those that wait for each later stage."""
 
-    replica: Replica
-    answers: int = 0
-    flying: int = 0  # passes under way
-    seconds: list[float] = field(default_factory=list)  # that each stage has worked
-    busy: list[bool] = field(default_factory=list)
-    waiting: "deque[_Answer]" = field(default_factory=deque)
-    passes: "list[deque[list[_Answer]]]" = field(default_factory=list)
-    arrival: list[float] = field(default_factory=list)  # of the last message of each stage
-    known: "OrderedDict[int, None]" = field(default_factory=OrderedDict)  # beginnings
+    def __init__(self, replica: Replica) -> None:
+        stages = len(replica.stages)
+        self.replica, self.answers = replica, 0
+        self.flying = 0  # passes under way
+        self.seconds, self.busy = [0.0] * stages, [False] * stages  # that each stage has worked; does it now?
+        self.waiting = deque[_Answer]()
+        self.passes: list[deque[list[_Answer]]] = [deque() for _ in replica.stages]
+        self.arrival = [0.0] * stages  # of the last message of each stage
+        self.known = OrderedDict[int, None]()  # beginnings
 
 
 def _home(prefix: int, replicas: int) -> int:
@@ -160,42 +155,32 @@ def _home(prefix: int, replicas: int) -> int:
 
 
 class Cluster:
-    """by_prefix: requests that begin alike go to one replica while it has room."""
+    """shape: of the requests that users ask next. by_prefix: requests that begin alike go to one replica while it has
+    room."""
 
-    def __init__(self, replicas: Sequence[Replica], by_prefix: bool = False, seed: int = 0) -> None:
-        self._running = [
-            _Running(
-                replica,
-                seconds=[0.0] * len(replica.stages),
-                busy=[False] * len(replica.stages),
-                passes=[deque() for _ in replica.stages],
-                arrival=[0.0] * len(replica.stages),
-            )
-            for replica in replicas
-        ]
-        self._by_prefix, self._seed = by_prefix, seed
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+    def __init__(self, replicas: Sequence[Replica], shape: Shape | None, by_prefix: bool, seed: int) -> None:
+        self._running = [_Running(replica) for replica in replicas]
+        self._shape, self._by_prefix, self._seed = shape, by_prefix, seed
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order, self._queue = 0, deque[Request]()
-        self._late = Random(seed + 2)
+        self._rng, self._late = Random(seed + 1), Random(seed + 2)
         self.answered: list[Answered] = []
         self.now = 0.0
 
-    def run(self, requests: Sequence[Request], most: int, shape: Shape | None = None) -> None:
-        """Until `most` requests have been answered. shape: of those that users ask next."""
-        self._shape = shape
-        self._rng = Random(self._seed + 1)
+    def run(self, requests: Sequence[Request], most: int) -> None:
+        """Until `most` requests have been answered."""
         for request in requests:
-            self._at(request.arrival, lambda now, request=request: self._arrive(request))  # type: ignore[misc]
+            self._at(request.arrival, partial(self._arrive, request))
         while self._events and len(self.answered) < most:
             self.now, _, happen = heapq.heappop(self._events)
-            happen(self.now)
+            happen()
 
     def busy(self) -> float:
         """The share of the time in which a stage works, of all stages."""
         stages = [seconds for running in self._running for seconds in running.seconds]
         return sum(stages) / (len(stages) * self.now)
 
-    def _at(self, when: float, happen: Callable[[float], None]) -> None:
+    def _at(self, when: float, happen: Callable[[], None]) -> None:
         self._order += 1
         heapq.heappush(self._events, (when, self._order, happen))
 
@@ -220,9 +205,8 @@ class Cluster:
         running.known.move_to_end(request.prefix)
         if len(running.known) > running.replica.prefixes:
             running.known.popitem(last=False)
-        answered = Answered(request, self.now)
         rows = max(request.prompt - shared, 1)
-        running.waiting.append(_Answer(answered, Random(self._seed + request.number), rows))
+        running.waiting.append(_Answer(Answered(request, self.now), Random(self._seed + request.number), rows))
         self._start(running)
 
     def _start(self, running: _Running) -> None:
@@ -237,17 +221,15 @@ class Cluster:
             answer.rows = min(answer.prompt_left, room)
             room -= answer.rows
         waiting.extend(answer for answer in taken if answer.prompt_left and not answer.rows)  # no room in this pass
-        taken = [answer for answer in taken if answer.rows or not answer.prompt_left]
         running.flying += 1
-        self._work(running, 0, taken)
+        self._work(running, 0, [answer for answer in taken if answer.rows or not answer.prompt_left])
 
     def _work(self, running: _Running, stage: int, taken: list[_Answer]) -> None:
         writing, rows = sum(not answer.rows for answer in taken), sum(answer.rows for answer in taken)
-        replica = running.replica
-        seconds = replica.first(writing, rows) if stage == 0 else replica.later(stage, writing, rows)
+        seconds = running.replica.seconds(stage, writing, rows)
         running.busy[stage] = True
         running.seconds[stage] += seconds
-        self._at(self.now + seconds, lambda now: self._done(running, stage, taken))
+        self._at(self.now + seconds, partial(self._done, running, stage, taken))
 
     def _go_on(self, running: _Running, stage: int) -> None:
         """With the next pass that waits for this stage."""
@@ -257,31 +239,26 @@ class Cluster:
             self._work(running, stage, running.passes[stage].popleft())
 
     def _done(self, running: _Running, stage: int, taken: list[_Answer]) -> None:
+        """The pass goes on to the next stage, or its verdict back to the first; a process has nobody to tell."""
+        replica = running.replica
         running.busy[stage] = False
-        last = stage == len(running.replica.stages) - 1
-        link = self._link(running.replica)
-
-        def arrive(now: float) -> None:
-            if last:
-                return self._verdict(running, taken)
-            running.passes[stage + 1].append(taken)
-            return self._go_on(running, stage + 1)
-
-        if link:
+        link = replica.link + (self._late.expovariate(1 / replica.late) if replica.late else 0.0)
+        if len(replica.stages) > 1 and link:
             running.arrival[stage] = max(running.arrival[stage], self.now + link)
-            self._at(running.arrival[stage], arrive)
+            self._at(running.arrival[stage], partial(self._reach, running, stage + 1, taken))
         else:  # at once, so that what comes back takes part in this stage's next pass
-            arrive(self.now)
+            self._reach(running, stage + 1, taken)
         self._go_on(running, stage)
 
-    def _link(self, replica: Replica) -> float:
-        """Seconds of a message; the stage of a process has nobody to tell."""
-        if len(replica.stages) == 1:
-            return 0.0
-        return replica.link + (self._late.expovariate(1 / replica.late) if replica.late else 0.0)
+    def _reach(self, running: _Running, stage: int, taken: list[_Answer]) -> None:
+        if stage == len(running.replica.stages):
+            return self._verdict(running, taken)
+        running.passes[stage].append(taken)
+        return self._go_on(running, stage)
 
     def _verdict(self, running: _Running, taken: list[_Answer]) -> None:
         running.flying -= 1
+        drafts, acceptance = running.replica.drafts, running.replica.acceptance
         for answer in taken:
             answered, request = answer.answered, answer.answered.request
             if answer.rows:
@@ -290,7 +267,7 @@ class Cluster:
                 if answer.prompt_left == 0:
                     answered.first, answered.tokens = self.now, 1
             else:
-                right = accepted(answer.rng, running.replica.drafts, running.replica.acceptance)
+                right = next((place for place in range(drafts) if answer.rng.random() >= acceptance), drafts)
                 answered.tokens = min(answered.tokens + 1 + right, request.answer)
             if answer.prompt_left == 0 and answered.tokens == request.answer:
                 self._end(running, answered)
@@ -302,12 +279,11 @@ class Cluster:
         running.answers -= 1
         answered.ended = self.now
         self.answered.append(answered)
-        request = answered.request
-        if request.think is not None and self._shape is not None:
+        think = answered.request.think
+        if think is not None and self._shape is not None:
             number = len(self.answered) + len(self._queue) + 10**6
-            again = self.now + self._rng.expovariate(1 / request.think)
-            later = self._shape.request(number, again, self._rng, request.think)
-            self._at(again, lambda now: self._arrive(later))
+            again = self.now + self._rng.expovariate(1 / think)
+            self._at(again, partial(self._arrive, self._shape.request(number, again, self._rng, think)))
         self._let_in()
 
 
@@ -319,11 +295,6 @@ def run(
     by_prefix: bool = False,
     seed: int = 0,
 ) -> Cluster:
-    cluster = Cluster(replicas, by_prefix, seed)
-    cluster.run(requests, len(requests) if most is None else most, shape)
+    cluster = Cluster(replicas, shape, by_prefix, seed)
+    cluster.run(requests, len(requests) if most is None else most)
     return cluster
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

@@ -20,9 +20,8 @@ from ...errors import UsageError
 from ...pipeline.schedule import PLAIN, Auto, Schedule
 from ...sampling.params import SamplingParams
 from ...statistics import Statistics
-from .bandwidth import Bandwidth
 from .report import Report, columns, medians
-from .spread import Spread, take_turns
+from .spread import Bandwidth, Spread, take_turns
 
 COLUMNS = columns(
     schedule="schedule", oracle="oracle|2", dtype="dtype", kv_dtype="KV", threads="threads", workload="prompt",

@@ -12,9 +12,8 @@ from ... import _native
 from ...cpu.backend import CpuBackend
 from ...engine import Engine
 from ...errors import UsageError
-from .bandwidth import Bandwidth
 from .report import Report, columns
-from .spread import Spread, take_turns
+from .spread import Bandwidth, Spread, take_turns
 
 # Together the work of a pass through the model, but for its embedding, norms and sampling.
 PASS = ("qkv", "attention", "output", "gate_up", "down", "lm_head")

@@ -1,9 +1,11 @@
-"""Repeated measurements: cases take turns, and every figure is a median with its range."""
+"""Repeated measurements: cases take turns, every figure is a median with its range, beside the memory's bandwidth."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeVar
+
+from ... import _native
 
 Case = TypeVar("Case")
 
@@ -64,3 +66,28 @@ def take_turns(
     except KeyboardInterrupt:
         return False
     return True
+
+
+MEGABYTES = 256  # more than any cache that a laptop or a share of a server has
+
+
+class Bandwidth:
+    """GB/s of reading memory with each number of threads; measured once per repeat, like every other case."""
+
+    def __init__(self, threads: Sequence[int]) -> None:
+        """One thread is always measured too: it says what a second one brings."""
+        self.threads = sorted({1, *threads})
+        self._samples: dict[int, list[float]] = {count: [] for count in self.threads}
+
+    def measure(self, threads: int) -> None:
+        """The best of the passes over the memory that the extension makes."""
+        self._samples[threads].append(_native.read_bandwidth(threads, MEGABYTES))
+
+    def __getitem__(self, threads: int) -> Spread | None:
+        """None where an interrupted run has not come to it."""
+        samples = self._samples[threads]
+        return Spread(tuple(samples)) if samples else None
+
+    def as_dict(self) -> dict[str, object]:
+        measured = {threads: self[threads] for threads in self.threads}
+        return {str(threads): spread.as_dict() for threads, spread in measured.items() if spread}

@@ -1,6 +1,6 @@
 """Runs a case: decodes its texts plainly on one engine, answers them with all schedules on another, and compares."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
@@ -177,9 +177,7 @@ def _difference(
     done: Completion,
     values: dict[str, str],
 ) -> dict[str, Any]:
-    place = common_prefix(truth.ids, done.ids)
-    ids = [completion.ids[place] if place < len(completion.ids) else None for completion in (truth, done)]
-    logits = pair.reference.backend.logits([*prompt, *truth.ids[:place]])[-1]
+    place, ids, logits = departure(pair.reference, prompt, truth.ids, done.ids)
     return {
         "case": case.number,
         "answer": case.answers.index(answer),
@@ -193,9 +191,19 @@ def _difference(
         "before": [describe(earlier.schedule) for earlier in case.answers[: case.answers.index(answer)]][-3:],
         "position": place,
         "ids": ids,
-        "logits": [None if id is None else float(logits[id]) for id in ids],
+        "logits": logits,
         "finish": [truth.finish_reason, done.finish_reason],
     }
+
+
+def departure(
+    engine: Engine, prompt: Sequence[int], plain: Sequence[int], ids: Sequence[int]
+) -> tuple[int, list[int | None], list[float | None]]:
+    """Where an answer departs from the plain one, both ids there, and what plain decoding's logits say of them."""
+    place = common_prefix(plain, ids)
+    both = [answer[place] if place < len(answer) else None for answer in (plain, ids)]
+    logits = engine.backend.logits([*prompt, *plain[:place]])[-1]
+    return place, both, [None if id is None else float(logits[id]) for id in both]
 
 
 def describe_difference(found: dict[str, Any]) -> str:

@@ -4,12 +4,13 @@ import argparse
 import shlex
 import sys
 from datetime import UTC, datetime
+from importlib.resources import files
 from itertools import product
 from typing import Any
 
 from ... import _native
 from ...cli import signals
-from ...cli.common import as_chat, table
+from ...cli.common import as_chat, given_text, table
 from ...cli.info import machine
 from ...cli.notes import complain
 from ...cli.progress import progress_bar
@@ -23,7 +24,6 @@ from ...sampling.params import SamplingParams
 from ..bench.generate import Answers, Workload, measure_generation
 from ..bench.kernels import Sweeps, measure_kernels
 from ..bench.report import Report
-from ..texts import evaluation_text
 from .prompt_files import first_of_each_family, read_prompts
 
 MOST_CONTEXT = 2**18  # rows of the KV caches that kernels are measured with: tens of gigabytes for a large model
@@ -77,6 +77,13 @@ def run_facts(name: str, model: str) -> dict[str, Any]:
         "command": shlex.join(["ppsd-run", *sys.argv[1:]]),
         "machine": machine(),
     }
+
+
+def evaluation_text(path: str | None = None) -> str:
+    """A text to measure with; None: the one that comes with the package."""
+    if path is None:
+        return (files("ppsd_rt") / "data" / "eval.txt").read_text(encoding="utf-8")
+    return given_text(path)
 
 
 def _kernels(args: argparse.Namespace) -> tuple[Report, bool]:

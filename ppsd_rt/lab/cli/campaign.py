@@ -25,8 +25,7 @@ from ...models.head_file import EAGLE3
 from ..campaign.draw import Case, Material, draw_case
 from ..campaign.run import Outcome, Pair, load_pair, run_case
 from ..campaign.state import State, build_id
-from ..texts import evaluation_text
-from .bench import interrupted, run_facts
+from .bench import evaluation_text, interrupted, run_facts
 from .prompt_files import read_prompts
 
 NOTES = 50  # of a campaign, where no progress bar can be shown

@@ -1,15 +1,11 @@
 """`ppsd-run check`: plain and speculative decoding side by side over many prompts; every id must be the same."""
 
 import argparse
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from rich.console import Console
-from rich.progress import Progress
-
-from ...backend import common_prefix
 from ...cli.common import as_chat, load_engine, load_one_process, print_json, table
 from ...cli.notes import complain
+from ...cli.progress import progress_bar
 from ...cli.prompts import NamedPrompt
 from ...engine import Engine
 from ...errors import PpsdError, UsageError
@@ -17,10 +13,10 @@ from ...models.head_file import EAGLE3
 from ...pipeline.schedule import PLAIN, Auto, Schedule, parse_schedule
 from ...printable import printable, quoted
 from ...sampling.params import SamplingParams
+from ...statistics import Statistics
+from ..campaign.run import departure
 from .bench import interrupted
 from .prompt_files import first_of_each_family, read_prompts
-
-Ids = tuple[int, ...]
 
 SAMPLINGS = {
     "greedy": SamplingParams(),
@@ -48,39 +44,12 @@ SCHEDULES = (
 )
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Where an answer first departs from the plain one, and what plain decoding's logits say of both ids."""
-
-    prompt: str | int
-    sampling: str
-    schedule: str
-    position: int
-    plain_id: int | None
-    id: int | None
-    plain_logit: float | None
-    logit: float | None
-
-    def __str__(self) -> str:
-        return (
-            f"{self.prompt}, {self.sampling}, {self.schedule}: at token {self.position} plain decoding gives "
-            f"{self.plain_id} (logit {self.plain_logit}), this schedule {self.id} (logit {self.logit})"
-        )
-
-
 @dataclass
-class Tally:
-    """The answers of one schedule at one sampling setting."""
+class Seen:
+    """Of one schedule at one sampling setting."""
 
-    sampling: str
-    schedule: str
-    answers: int = 0
-    tokens: int = 0
-    accepted: int = 0
-    judged: int = 0
-    rounds: int = 0
-    seconds: float = 0.0
-    differences: list[Difference] = field(default_factory=list)
+    answers: list[Statistics] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,22 +78,18 @@ def run(args: argparse.Namespace) -> int:
     ):  # over ranks: against plain decoding in one process, and plain over ranks is checked too
         plain = load_one_process(args)
         schedules = {"plain over ranks": PLAIN, **schedules}
-    tallies: dict[tuple[str, str], Tally] = {}
+    seen: dict[tuple[str, str], Seen] = {}
     whole = True
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("checking", total=len(prompts) * len(samplings) * (1 + len(schedules)))
+    with progress_bar("checking", transient=True) as advance:
         try:
-            for tally, difference in _check(engine, plain, prompts, samplings, schedules, args):
-                tallies[tally.sampling, tally.schedule] = tally
-                progress.advance(task)
-                if difference:
-                    complain(f"DIFFERENT {difference}")
+            for number, prompt in enumerate(prompts):
+                _check(engine, plain, prompt, samplings, schedules, args, seen)
+                advance(number + 1, len(prompts))
         except KeyboardInterrupt:
-            if not tallies:
+            if not seen:
                 raise
             whole = False
-    status = _report(list(tallies.values()), args, whole)
+    status = _report(seen, args, whole)
     return status if whole else interrupted()
 
 
@@ -140,72 +105,53 @@ def _fits(engine: Engine, schedule: Schedule | Auto) -> bool:
 def _check(
     engine: Engine,
     reference: Engine,
-    prompts: list[NamedPrompt],
+    prompt: NamedPrompt,
     samplings: dict[str, SamplingParams],
     schedules: dict[str, Schedule | Auto],
     args: argparse.Namespace,
-) -> Iterator[tuple[Tally, Difference | None]]:
-    """After every answer: its tally, and where it differs from the plain one, which `reference` gives."""
-    tallies = {(a, b): Tally(a, b) for a in samplings for b in ("plain", *schedules)}
-    for prompt in prompts:
-        ids = engine.encode(as_chat(engine, prompt.prompt, args.raw))
-        for sampling, params in samplings.items():
-            params = replace(params, max_tokens=args.max_tokens)
-            plain: Ids = ()
-            for name, schedule in {"plain": PLAIN, **schedules}.items():
-                completion = (reference if name == "plain" else engine).generate(ids, params, schedule).run()
-                plain = completion.ids if name == "plain" else plain
-                difference = _difference(reference, ids, plain, completion.ids, prompt.id, sampling, name)
-                tally, stats = tallies[sampling, name], completion.statistics
-                tally.answers += 1
-                tally.tokens += stats.tokens
-                tally.accepted += stats.accepted
-                tally.judged += stats.judged
-                tally.rounds += stats.rounds
-                tally.seconds += stats.decode_seconds
-                if difference:
-                    tally.differences.append(difference)
-                yield tally, difference
+    seen: dict[tuple[str, str], Seen],
+) -> None:
+    """All answers to a prompt, each beside the plain one, which `reference` gives."""
+    ids = engine.encode(as_chat(engine, prompt.prompt, args.raw))
+    for sampling, params in samplings.items():
+        params = replace(params, max_tokens=args.max_tokens)
+        plain = reference.generate(ids, params, PLAIN).run()
+        seen.setdefault((sampling, "plain"), Seen()).answers.append(plain.statistics)
+        for name, schedule in schedules.items():
+            completion = engine.generate(ids, params, schedule).run()
+            its = seen.setdefault((sampling, name), Seen())
+            its.answers.append(completion.statistics)
+            if plain.ids != completion.ids:
+                place, (plain_id, id), (plain_logit, logit) = departure(reference, ids, plain.ids, completion.ids)
+                its.differences.append(
+                    f"{prompt.id}, {sampling}, {name}: at token {place} plain decoding gives {plain_id} (logit "
+                    f"{plain_logit}), this schedule {id} (logit {logit})"
+                )
+                complain(f"DIFFERENT {its.differences[-1]}")
 
 
-def _difference(
-    engine: Engine,
-    prompt: list[int],
-    plain: tuple[int, ...],
-    ids: tuple[int, ...],
-    id: str | int,
-    sampling: str,
-    schedule: str,
-) -> Difference | None:
-    if plain == ids:
-        return None
-    place = common_prefix(plain, ids)
-    a, b = (answer[place] if place < len(answer) else None for answer in (plain, ids))
-    logits = engine.backend.logits([*prompt, *plain[:place]])[-1]
-    values = [None if token is None else float(logits[token]) for token in (a, b)]
-    return Difference(id, sampling, schedule, place, a, b, *values)
-
-
-def _report(tallies: list[Tally], args: argparse.Namespace, whole: bool) -> int:
-    differences = [difference for tally in tallies for difference in tally.differences]
-    answers = sum(tally.answers for tally in tallies if tally.schedule != "plain")
-    plain = {tally.sampling: tally for tally in tallies if tally.schedule == "plain"}
-    rows = [
-        {
-            "sampling": t.sampling,
-            "schedule": t.schedule,
-            "answers": t.answers,
-            "tokens": t.tokens,
-            "differences": len(t.differences),
-            "acceptance": t.accepted / t.judged if t.judged else None,
-            "tokens_per_round": (t.tokens - t.answers) / t.rounds if t.rounds else None,
-            "speed": plain[t.sampling].seconds / t.seconds if t.seconds else None,
-        }
-        for t in tallies
-    ]
+def _report(seen: dict[tuple[str, str], Seen], args: argparse.Namespace, whole: bool) -> int:
+    differences = [difference for its in seen.values() for difference in its.differences]
+    answers = sum(len(its.answers) for (_, schedule), its in seen.items() if schedule != "plain")
+    plain = {sampling: its for (sampling, schedule), its in seen.items() if schedule == "plain"}
+    rows = []
+    for (sampling, schedule), its in seen.items():
+        tokens, judged, rounds = (sum(getattr(s, name) for s in its.answers) for name in ("tokens", "judged", "rounds"))
+        seconds, plain_seconds = (sum(s.decode_seconds for s in one.answers) for one in (its, plain[sampling]))
+        rows.append(
+            {
+                "sampling": sampling,
+                "schedule": schedule,
+                "answers": len(its.answers),
+                "tokens": tokens,
+                "differences": len(its.differences),
+                "acceptance": sum(s.accepted for s in its.answers) / judged if judged else None,
+                "tokens_per_round": (tokens - len(its.answers)) / rounds if rounds else None,
+                "speed": plain_seconds / seconds if seconds else None,
+            }
+        )
     if args.json:
-        found = {"answers": answers, "differences": [str(d) for d in differences]}
-        print_json({**found, "interrupted": not whole, "rows": rows})
+        print_json({"answers": answers, "differences": differences, "interrupted": not whole, "rows": rows})
     else:
         columns = list(rows[0])
         table(

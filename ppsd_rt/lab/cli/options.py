@@ -1,7 +1,250 @@
-"""Options of `watch` and `check`."""
+"""Options of the lab's commands. Most of `bench`, `eval` and `simulate` take lists, and every combination is taken."""
+
+import argparse
+from collections.abc import Callable
+from typing import TypeVar
 
 from ...cli.parser import Parser, model_options, sampling_options, schedule_options
-from ...cli.values import group, named, number, whole
+from ...cli.values import (
+    Add,
+    at_most,
+    group,
+    named,
+    number,
+    positive,
+    probability,
+    seconds,
+    whole,
+    zero_or,
+)
+from ...printable import quoted
+
+Item = TypeVar("Item")
+_OFF = "off"
+
+
+def list_of(item: Callable[[str], Item]) -> Callable[[str], list[Item]]:
+    """For argparse: `A,B,...`, without doubles."""
+
+    def parse(text: str) -> list[Item]:
+        return list(dict.fromkeys(map(item, text.split(","))))
+
+    parse.__name__ = "list"
+    return parse
+
+
+def words(text: str) -> list[str]:
+    """For argparse: a list of names."""
+    if not all(text.split(",")):
+        raise argparse.ArgumentTypeError(f"{quoted(text)} has an empty item")
+    return list(dict.fromkeys(text.split(",")))
+
+
+def acceptance(text: str) -> float | None:
+    """`off`: the exit head's own drafts."""
+    if text == _OFF:
+        return None
+    try:
+        return probability(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or {_OFF}") from None
+
+
+def bench_options(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    for name, summary, example, options in (
+        (
+            "kernels",
+            "single kernels of the C++ backend or, with --device cuda, of the CUDA one",
+            "-t 1,2 --rows 1,4,8 --dtype int8,bfloat16",
+            _kernel_options,
+        ),
+        ("generate", "whole answers, every schedule against plain", "-p 64,512 --schedule eesd", _generation_options),
+    ):
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"Measure {summary}. Cases take turns; figures are medians, ± is half the range.",
+            epilog=f"example: ppsd-run lab bench {name} {example}",
+            formatter_class=parser.formatter_class,
+            allow_abbrev=False,
+        )
+        options(command)
+        _model_options(command)
+        _output_options(command)
+
+
+def _kernel_options(parser: argparse.ArgumentParser) -> None:
+    add = group(parser, "what to measure (lists: every combination)")
+    numbers = list_of(positive)
+    add("--kernels A,B,...", "qkv, lm_head, ... [all]", words, default=[])
+    add("--rows N,N,...", "[1,2,4,8,16]", numbers, default=[1, 2, 4, 8, 16])
+    add("--isa A,B,...", "instruction sets, or all [the best]", words, default=[])
+    add("--device", "cpu, or cuda or cuda:N: the Triton kernels on a GPU [cpu]", default="cpu")
+    add("--context N", "rows in the KV cache", positive, default=256)
+    add("--dtype A,B,...", "number formats [auto]", words, default=["auto"])
+
+
+def _generation_options(parser: argparse.ArgumentParser) -> None:
+    add = group(parser, "what to measure (lists: every combination)")
+    numbers = list_of(positive)
+    add("-p --prompt-tokens N,N,...", "lengths of a made-up prompt [64]", numbers)
+    add(
+        "--prompts FILE",
+        "answer a file of prompts instead, up to the end of the text [the 34 development prompts]",
+        named,
+        nargs="?",
+        const=True,
+    )
+    add("--limit N", "only the first N prompts of each family [all]", positive)
+    add("-n --max-tokens N,N,...", "per answer [128]", numbers, default=[128])
+    add(
+        "--schedule NAME",
+        "as for generating; may be given several times; plain is always measured [auto, with an exit head]",
+        action="append",
+    )
+    add(
+        "--oracle P,P,...",
+        f"draft the right token with probability P instead; {_OFF}: the exit head's own drafts [{_OFF}]",
+        list_of(acceptance),
+        default=[None],
+    )
+    add("--dtype A,B,...", "number formats [auto]", words, default=["auto"])
+    kv_option(add)
+    add("--backend", "auto, cpu (C++), cuda (Triton, captured) or torch", default="auto")
+    add("--device", "auto, cpu, cuda or cuda:N", default="auto")
+    add("--temperature T", "0 is greedy [0]", number, default=0.0)
+    add("--seed S", "of the sampling [0]", whole, default=0)
+
+
+def kv_option(add: Add) -> None:
+    add("--kv-dtype A,B,...", "of the KV cache, with each of these [auto]", words, default=["auto"])
+
+
+def _model_options(parser: argparse.ArgumentParser) -> None:
+    add = group(parser, "model and machine")
+    add("-m --model NAME", "as for generating", named, default="smollm2-135m")
+    add("--exit-head HEAD", "as for generating", named, default="auto")
+    add("-t --threads N,N,...", "CPU threads [one for each core]", list_of(positive))
+
+
+def _output_options(parser: argparse.ArgumentParser) -> None:
+    add = group(parser, "output")
+    add("-r --repeats N", "of every case", positive, default=5)
+    format_option(add)
+
+
+def format_option(add: Add) -> None:
+    add(
+        "-o --output",
+        "table, md, csv, json (one object with everything) or jsonl (a row a line, then the summary)",
+        choices=("table", "md", "csv", "json", "jsonl"),
+        default="table",
+    )
+    add("--save FILE", "write everything, as with -o json, into a file", named)
+
+
+def heads_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("heads", nargs="+", metavar="HEAD", help="files, or as for --exit-head: auto, norm:E")
+    add = group(parser, "what to measure")
+    add("--prompts FILE", "as for generating [the 34 development prompts]", named)
+    add("--limit N", "only the first N prompts of each family [all]", positive)
+    add("-n --max-tokens N", "tokens per answer [256]", positive, default=256)
+    add("--length K", "drafts in a round, at most 15 [6]", positive, default=6)
+    add("--plot FILE", "acceptance against cost, with lines of equal speed; .svg or .png", named)
+    add = group(parser, "model and machine")
+    add("-m --model NAME", "as for generating", named, default="smollm2-135m")
+    add("--dtype", "auto, float32, bfloat16, int8 or int4", default="auto")
+    add("--threads N", "CPU threads [one for each core]", positive)
+    format_option(group(parser, "output"))
+
+
+def eval_options(parser: argparse.ArgumentParser) -> None:
+    add = group(parser, "what to measure")
+    add(
+        "--dtype A,B,...",
+        "number formats, each as FORMAT or BACKEND:FORMAT [bfloat16,int8,int4]",
+        words,
+        default=["bfloat16", "int8", "int4"],
+    )
+    kv_option(add)
+    add("--against FORMAT", "what is taken for right", default="float32")
+    add("--text FILE", "a text of some thousand tokens [the one that comes with it]", named)
+    add("--window N", "tokens that the model sees at a time", positive, default=512)
+    add = group(parser, "model and machine")
+    add("-m --model NAME", "as for generating", named, default="smollm2-135m")
+    add("--backend", "auto, cpu (C++), cuda (Triton, captured) or torch", default="auto")
+    add("--device", "auto, cpu, cuda or cuda:N", default="auto")
+    add("--threads N", "CPU threads [one for each core]", positive)
+    format_option(group(parser, "output"))
+
+
+SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic")
+
+MOST_STAGES = 256
+MOST_TOKENS = 1_000_000
+MOST_PASSES = 2_000_000  # tokens times stages of one case: some seconds, and some GB for the timeline
+
+
+milliseconds = zero_or(1e-6, 1e9)
+
+
+def each(text: str) -> list[float]:
+    """Numbers that each stand for one thing; doubles stay."""
+    return list(map(milliseconds, text.split(",")))
+
+
+def simulate_options(parser: argparse.ArgumentParser) -> None:
+    add = group(parser, "what to simulate (lists: every combination)")
+    add("--stages N,N,...", "devices in the pipeline, the first of them drafts [4]", list_of(at_most(MOST_STAGES)))
+    add("--acceptance P,P,...", "of a draft token [0.8]", list_of(probability), default=[0.8])
+    add("--second P", "of its sibling, where the draft is wrong [0]", probability, default=0.0)
+    add("--link-ms T,T,...", "delay of every link [0]", list_of(milliseconds), default=[0.0])
+    add(
+        "--schedule NAME",
+        f"as for generating, without auto; may be given several times [{', '.join(SCHEDULES)}]",
+        action="append",
+    )
+    add("-n --tokens N", "to decode in each case", at_most(MOST_TOKENS), default=2000)
+    add("--seed S", "of which drafts are right [0]", whole, default=0)
+    add = group(parser, "requests at replicas of such pipelines (lists: every combination)")
+    add("--cluster", "simulate them; one stage is a process [one answer]")
+    count = list_of(at_most(10_000))
+    add("--replicas N,N,...", "of the pipeline [1]", count, default=[1])
+    add("--batch N,N,...", "answers that share a replica's passes [16]", count, default=[16])
+    add("--drafts K,K,...", "before each pass; 0: plain decoding [0]", list_of(whole), default=[0])
+    add("--late-ms T", "beside --link-ms, on average, at random [0]", milliseconds, default=0.0)
+    add("--users N,N,...", "who ask again when they have read the answer", count)
+    add("--think S", "of a user between two requests", seconds, default=20.0)
+    add("--rate R,R,...", "requests a second instead, at random (Poisson)", list_of(seconds))
+    add("--burst N", "of these so many come together", positive, default=1)
+    add("--prompt-tokens N", "of a prompt, on average", positive, default=200)
+    add("--answer-tokens N", "of an answer, on average", positive, default=150)
+    add("--shared-tokens N", "of the prompt, a beginning that others have [0]", whole, default=0)
+    add("--prefixes N", "how many such beginnings there are", positive, default=1)
+    add("--by-prefix", "requests that begin alike go to one replica")
+    add("--prefix-room N", "beginnings whose KV cache a replica keeps", positive, default=64)
+    add("--requests N", "to simulate in each case", at_most(10**6), default=1000)
+    add = group(parser, "costs of the stages (milliseconds for one row)")
+    add("--token-ms T", "a plain token through the whole model [20]", milliseconds)
+    add("--stage-ms T,T,...", "each stage instead, the draft stage first", each)
+    add("--head-ms T", "exit head, each time a draft is drawn [0]", milliseconds)
+    add(
+        "--row-share X",
+        "every further row of a pass adds this share of the first: 0 where reading the weights is all [0]",
+        zero_or(1e-9, 1000.0),
+    )
+    add("--bandwidth GBIT", "of a link, Gbit/s [without limit]", zero_or(1e-6, 1e9))
+    add("--row-bytes N", "of a hidden state [the measured model's, 4 a value]", at_most(10**12))
+    add = group(parser, "measured costs: every stage is a machine like this one")
+    add("--measured", "calibrate the model's layers and heads here (cpu)")
+    add("-m --model NAME", "as for generating", named, default="smollm2-135m")
+    add("--exit-head HEAD", "as for generating", named, default="auto")
+    add("--dtype", "auto, float32, bfloat16, int8 or int4", default="auto")
+    add("--threads N", "CPU threads [one for each core]", positive)
+    add = group(parser, "output")
+    format_option(add)
+    add("--trace FILE", "timelines of the first combination, for ui.perfetto.dev", named)
 
 
 def watch_options(parser: Parser) -> None:

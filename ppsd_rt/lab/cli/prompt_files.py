@@ -17,8 +17,8 @@ file that begins with no brace has a prompt on every line.
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import PurePath
 from typing import Any
@@ -30,27 +30,11 @@ from ...models.files import one_line, parse_json
 from ...printable import quoted
 
 _LANGUAGES = {
-    "cs": "Czech",
-    "de": "German",
-    "en": "English",
-    "es": "Spanish",
-    "et": "Estonian",
-    "fi": "Finnish",
-    "fr": "French",
-    "gu": "Gujarati",
-    "hi": "Hindi",
-    "it": "Italian",
-    "ja": "Japanese",
-    "kk": "Kazakh",
-    "lt": "Lithuanian",
-    "lv": "Latvian",
-    "pl": "Polish",
-    "ro": "Romanian",
-    "ru": "Russian",
-    "tr": "Turkish",
-    "uk": "Ukrainian",
-    "zh": "Chinese",
-}
+    "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "et": "Estonian",
+    "fi": "Finnish", "fr": "French", "gu": "Gujarati", "hi": "Hindi", "it": "Italian",
+    "ja": "Japanese", "kk": "Kazakh", "lt": "Lithuanian", "lv": "Latvian", "pl": "Polish",
+    "ro": "Romanian", "ru": "Russian", "tr": "Turkish", "uk": "Ukrainian", "zh": "Chinese"
+}  # fmt: skip
 _PAIR = re.compile(r"(?<![a-z])([a-z]{2})-([a-z]{2})(?![a-z])")
 _NEEDS = (
     'needs an object with "prompt" (a text) or "messages" (role and content each) and, if wanted, "id" (a text or an '
@@ -58,82 +42,37 @@ _NEEDS = (
 )
 
 
-@dataclass(frozen=True)
-class _Item:
-    """A line's object, or a row of CSV."""
+def _prompt(fields: dict[str, Any], number: int, line: int) -> NamedPrompt | None:  # noqa: PLR0911 (a format each)
+    """Of a line's object, or a row of CSV. number: of it in the file, line: where it stands, both from 1."""
 
-    fields: dict[str, Any]
-    number: int  # of the object in the file, from 1
-    line: int = 0  # from 1
+    def numbered(family: str, text: str, id: str = "id", more: str = "") -> NamedPrompt:
+        """With the file's own id, or its number."""
+        own = fields.get(id)
+        known = isinstance(own, str | int) and not isinstance(own, bool) and own != ""
+        return NamedPrompt(f"{family}-{own if known else number}", text, family + more)
 
-    def text(self, name: str) -> str | None:
-        value = self.fields.get(name)
-        return value if isinstance(value, str) else None
-
-    def id(self, name: str, family: str) -> str:
-        """The file's own, or the object's number."""
-        value = self.fields.get(name)
-        known = isinstance(value, str | int) and not isinstance(value, bool) and value != ""
-        return f"{family}-{value if known else self.number}"
-
-
-def _ours(item: _Item) -> NamedPrompt | None:
-    id, family = item.fields.get("id", item.line), str(item.fields.get("family", ""))
-    if not isinstance(id, str | int) or isinstance(id, bool) or ("id" not in item.fields and item.text("task_id")):
-        return None
-    if (prompt := item.text("prompt")) is not None:
-        return NamedPrompt(id, prompt, family)
-    messages = item.fields.get("messages")
-    if not isinstance(messages, list) or not messages or not all(map(is_message, messages)):
-        return None
-    return NamedPrompt(id, messages[-1]["content"], family, tuple(messages))
-
-
-def _humaneval(item: _Item) -> NamedPrompt | None:
-    id, prompt = item.text("task_id"), item.text("prompt")
-    return None if id is None or prompt is None else NamedPrompt(id, prompt, "humaneval")
-
-
-def _gsm8k(item: _Item) -> NamedPrompt | None:
-    question = item.text("question")
-    return None if question is None else NamedPrompt(item.id("id", "gsm8k"), question, "gsm8k")
-
-
-def _mt_bench(item: _Item) -> NamedPrompt | None:
-    turns, category = item.fields.get("turns"), item.text("category")
-    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or category is None:
-        return None
-    return NamedPrompt(item.id("question_id", "mt-bench"), turns[0], f"mt-bench/{category}")
-
-
-def _xsum(item: _Item) -> NamedPrompt | None:
-    text = item.text("document")
-    return None if text is None else NamedPrompt(item.id("id", "xsum"), f"Summarize: {text}", "xsum")
-
-
-def _cnn_dm(item: _Item) -> NamedPrompt | None:
-    text = item.text("article")
-    return None if text is None else NamedPrompt(item.id("id", "cnn-dm"), f"Summarize: {text}", "cnn-dm")
-
-
-def _wmt(item: _Item) -> NamedPrompt | None:
-    pair = item.fields.get("translation")
-    if not isinstance(pair, dict) or len(pair) != 2 or not all(isinstance(text, str) for text in pair.values()):
-        return None
-    source, target = pair
-    names = [_LANGUAGES.get(language, language) for language in (source, target)]
-    return NamedPrompt(item.id("id", "wmt"), f"Translate {names[0]} to {names[1]}: {pair[source]}", "wmt")
-
-
-_FORMATS: tuple[Callable[[_Item], NamedPrompt | None], ...] = (
-    _ours,
-    _humaneval,
-    _gsm8k,
-    _mt_bench,
-    _xsum,
-    _cnn_dm,
-    _wmt,
-)
+    id, family = fields.get("id", line), str(fields.get("family", ""))
+    ours = isinstance(id, str | int) and not isinstance(id, bool)
+    ours = ours and ("id" in fields or not isinstance(fields.get("task_id"), str))
+    match fields:
+        case {"prompt": str(text)} if ours:
+            return NamedPrompt(id, text, family)
+        case {"messages": [*messages]} if ours and messages and all(map(is_message, messages)):
+            return NamedPrompt(id, messages[-1]["content"], family, tuple(messages))
+        case {"task_id": str(task), "prompt": str(text)}:
+            return NamedPrompt(task, text, "humaneval")
+        case {"question": str(text)}:
+            return numbered("gsm8k", text)
+        case {"turns": [str(first), *_], "category": str(category)}:
+            return numbered("mt-bench", first, "question_id", f"/{category}")
+        case {"document": str(text)}:
+            return numbered("xsum", f"Summarize: {text}")
+        case {"article": str(text)}:
+            return numbered("cnn-dm", f"Summarize: {text}")
+        case {"translation": {**pair}} if len(pair) == 2 and all(isinstance(text, str) for text in pair.values()):
+            source, target = (_LANGUAGES.get(language, language) for language in pair)
+            return numbered("wmt", f"Translate {source} to {target}: {next(iter(pair.values()))}")
+    return None
 
 
 def read_prompts(path: str | None) -> list[NamedPrompt]:
@@ -150,10 +89,9 @@ def read_prompts(path: str | None) -> list[NamedPrompt]:
 def first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[NamedPrompt]:
     if limit is None:
         return prompts
-    families: dict[str, int] = {}
-    chosen = []
+    families, chosen = Counter[str](), []
     for prompt in prompts:
-        families[prompt.family] = families.get(prompt.family, 0) + 1
+        families[prompt.family] += 1
         if families[prompt.family] <= limit:
             chosen.append(prompt)
     return chosen
@@ -162,64 +100,52 @@ def first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[
 def prompts_of(text: str, path: str) -> list[NamedPrompt]:
     """The prompts of a file with this text. UsageError: what is wrong with it, and where."""
     prompts: dict[str | int, NamedPrompt] = {}
-    for where, item in _items(text, path):
-        prompt = next(filter(None, (read(item) for read in _FORMATS)), None)
+    for number, (line, fields) in enumerate(_items(text, path), 1):
+        prompt = _prompt(fields, number, line) if isinstance(fields, dict) else None
         if prompt is None:
-            raise UsageError(f"{where}: {_NEEDS}")
+            raise UsageError(f"{path}, line {line}: {_NEEDS}")
         if prompt.id in prompts:
-            raise UsageError(f"{where}: the id {quoted(prompt.id)} stands for an earlier prompt already")
+            raise UsageError(f"{path}, line {line}: the id {quoted(prompt.id)} stands for an earlier prompt already")
         prompts[prompt.id] = prompt
     if not prompts:
         raise UsageError(f"{path} holds no prompts")
     return list(prompts.values())
 
 
-def _items(text: str, path: str) -> Iterator[tuple[str, _Item]]:
-    """(where, what) of every object, row of CSV or pair of texts."""
+def _items(text: str, path: str) -> Iterator[tuple[int, Any]]:
+    """Every object, row of CSV or pair of texts, with the number of its line."""
     # Not splitlines: texts may hold other ends of lines.
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     first = lines[0][1].strip() if lines else ""
-    if first.startswith("{"):
-        yield from _objects(lines, path)
-    elif {"document", "article"} & set(re.split('[,"]+', first)):
+    if {"document", "article"} & set(re.split('[,"]+', first)) and not first.startswith("{"):
         yield from _rows(text, path)
-    elif first.count("\t") == 1:
-        yield from _pairs(lines, path)
-    else:
-        for place, (number, line) in enumerate(lines, 1):
-            yield f"{path}, line {number}", _Item({"prompt": line.strip()}, place, number)
+        return
+    pairs = first.count("\t") == 1 and not first.startswith("{")
+    languages = _PAIR.findall(PurePath(path).name.lower())
+    if pairs and not languages:
+        raise UsageError(f"{path} has pairs of texts, but no languages in its name, such as de-en")
+    for number, line in lines:
+        if first.startswith("{"):
+            try:
+                yield number, parse_json(line)
+            except ValueError as error:
+                raise UsageError(f"{path}, line {number}: not JSON ({one_line(error)})") from None
+        elif pairs:
+            texts = line.removesuffix("\r").split("\t")
+            if len(texts) != 2:
+                raise UsageError(f"{path}, line {number}: needs two texts with a tab between them")
+            yield number, {"translation": dict(zip(languages[0], texts, strict=True))}
+        else:
+            yield number, {"prompt": line.strip()}
 
 
-def _objects(lines: list[tuple[int, str]], path: str) -> Iterator[tuple[str, _Item]]:
-    for place, (number, line) in enumerate(lines, 1):
-        where = f"{path}, line {number}"
-        try:
-            item = parse_json(line)
-        except ValueError as error:
-            raise UsageError(f"{where}: not JSON ({one_line(error)})") from None
-        if not isinstance(item, dict):
-            raise UsageError(f"{where}: {_NEEDS}")
-        yield where, _Item(item, place, number)
-
-
-def _rows(text: str, path: str) -> Iterator[tuple[str, _Item]]:
+def _rows(text: str, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)  # a quoted text may go on over several lines
     most = csv.field_size_limit(len(text) + 1)
     try:
-        for place, row in enumerate(reader, 1):
-            yield f"{path}, line {reader.line_num}", _Item(row, place)
+        for row in reader:
+            yield reader.line_num, row
     except csv.Error as error:
         raise UsageError(f"{path}, line {reader.line_num}: not CSV ({one_line(error)})") from None
     finally:
         csv.field_size_limit(most)
-
-
-def _pairs(lines: list[tuple[int, str]], path: str) -> Iterator[tuple[str, _Item]]:
-    languages = _PAIR.findall(PurePath(path).name.lower())
-    if not languages:
-        raise UsageError(f"{path} has pairs of texts, but no languages in its name, such as de-en")
-    for place, (number, line) in enumerate(lines, 1):
-        texts = line.removesuffix("\r").split("\t")
-        if len(texts) != 2:
-            raise UsageError(f"{path}, line {number}: needs two texts with a tab between them")
-        yield f"{path}, line {number}", _Item({"translation": dict(zip(languages[0], texts, strict=True))}, place)

@@ -17,7 +17,7 @@ from ..bench.report import Report, columns
 from ..simulate import ModelCosts, Simulation, costs_of_stages, growth, measured, simulate, utilisation
 from .bench import interrupted, print_report, result_file, run_facts
 from .cluster import run_cluster
-from .simulate_options import MOST_PASSES, MOST_STAGES, SCHEDULES
+from .options import MOST_PASSES, MOST_STAGES, SCHEDULES
 
 _COLUMNS = columns(
     stages="stages", link_ms="link ms|2", acceptance="acceptance|2", schedule="schedule", tokens_per_second="tok/s|1",

@@ -26,7 +26,7 @@ def head(folder, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch):
     """What the tests look at is not how fast this machine is."""
-    monkeypatch.setattr("ppsd_rt.lab.bench.bandwidth.MEGABYTES", 2)
+    monkeypatch.setattr("ppsd_rt.lab.bench.spread.MEGABYTES", 2)
 
 
 @pytest.fixture

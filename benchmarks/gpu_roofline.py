@@ -1,6 +1,6 @@
 """What a plain step has to read, for how many kernels it waits, and what that lets one expect. Needs no GPU.
 
-`python -m ppsd_rt.lab.roofline` prints the tables of docs/design/gpu.md, with --cards that of docs/guide/gpu.md. The
+`python benchmarks/gpu_roofline.py` prints the tables of docs/design/gpu.md, with --cards that of docs/guide/gpu.md. The
 launches of a step are recorded as the stages make them, with tensors that have a shape and no memory. Bytes are what
 their programs ask for: weights and the KV cache once; the rows of the pass in every program that multiplies them, and
 the cache again where its queries are spread over programs. Neither time is a measurement:
@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from ..cuda.stages import DeviceStages
-from ..cuda.weights import DeviceWeights
-from ..models.random_weights import SHAPES
-from ..models.shapes import model_shapes
-from ..triton_kernels.int4 import GROUP
-from ..triton_kernels.machine_code import Launch, identity, recording, weight_bytes
-from ..triton_kernels.state import MAX_ROWS
+from ppsd_rt.cuda.stages import DeviceStages
+from ppsd_rt.cuda.weights import DeviceWeights
+from ppsd_rt.models.random_weights import SHAPES
+from ppsd_rt.models.shapes import model_shapes
+from ppsd_rt.triton_kernels.int4 import GROUP
+from ppsd_rt.triton_kernels.machine_code import Launch, identity, recording, weight_bytes
+from ppsd_rt.triton_kernels.state import MAX_ROWS
 
 BANDWIDTH, PHASE = 4.3e12, 2e-6  # bytes and seconds: what published step times on an H200 amount to
 REACHED, START = 0.9, 3e-6  # of a data sheet's bandwidth and clock; seconds until a row kernel is under way
@@ -37,7 +37,7 @@ CONTEXT = 512
 TARGETS = {"smollm2-135m": 0.40, "llama-3.2-1b": 0.78, "llama-3.1-8b": 3.9}  # ms, in bfloat16
 WIDTHS = {"*fp32": 4, "*bf16": 2}
 FORMATS = ("bfloat16", "int8", "int4", "fp8")
-RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+RESULTS = Path(__file__).parent / "results"
 RECORD = "2026-11-28-gpu-machine-code.json"
 HOST = "2026-11-28-amd-epyc-gpu-host-rounds.json"  # what the host does in a round of several answers
 VARIANTS = "2026-11-26-nvidia-h200-linear-variants.json"
@@ -265,11 +265,9 @@ def company_lines() -> Iterator[str]:
 
 
 def main(arguments: list[str] | None = None, out: Callable[[str], None] = print) -> int:
-    parser = argparse.ArgumentParser(prog="roofline", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cards", action="store_true", help="tokens per second of several cards")
     args = parser.parse_args(arguments)
-    if not RESULTS.is_dir():
-        parser.error("its figures lie in benchmarks/results of the source: run it in a checkout")
     if args.cards:
         out("\n".join((CARDS_TITLE, *card_lines(), "", COMPANY_TITLE, *company_lines())))
         return 0

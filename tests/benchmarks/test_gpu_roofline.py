@@ -10,13 +10,16 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from ppsd_rt.lab import roofline
-from ppsd_rt.lab.roofline import Asked, Card, Kernel, asked
 from ppsd_rt.triton_kernels.attention import attention_kernel
 from ppsd_rt.triton_kernels.linear import linear_kernel
 from ppsd_rt.triton_kernels.machine_code import Launch
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import gpu_roofline as roofline  # noqa: E402
+from gpu_roofline import Asked, Card, Kernel, asked  # noqa: E402
 
 
 def launch_of(kernel, types, constants, grid):
@@ -74,7 +77,7 @@ def test_programs_of_one_wave_read_and_reckon_in_turn(monkeypatch):
 def test_the_pages_have_the_tables_that_the_command_prints(page, options):
     # In a process of its own: in this one the kernels may be the interpreter's.
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "ppsd_rt.lab.roofline", *options],
+        [sys.executable, "-P", ROOT / "benchmarks/gpu_roofline.py", *options],
         env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

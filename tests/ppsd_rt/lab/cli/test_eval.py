@@ -9,7 +9,7 @@ from support import VOCAB
 
 from ppsd_rt import Engine
 from ppsd_rt.cli import main as cli
-from ppsd_rt.lab.bench.evaluate import Quality, evaluate, windows
+from ppsd_rt.lab.cli.eval import Quality, evaluate, windows
 
 
 @pytest.mark.parametrize("size", [2, 3, 7, 8, 20, 21, 50])
