@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .prompts import NamedPrompt
+    from .common import NamedPrompt
 
 
 def _find(place: str) -> Any:
@@ -61,7 +61,7 @@ COMMANDS = {
             "ppsd-run engine --front 127.0.0.1:7000",
             "ppsd-run engine --front HOST:7000 -m model.gguf --engine-timeout 30",
         ),
-        "cli.engine:run",
+        "cli.front:run_engine",
         "cli.parser:engine_options",
     ),
     "list": Command(

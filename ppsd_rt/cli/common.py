@@ -7,6 +7,7 @@ import stat
 import sys
 from codecs import lookup
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,23 @@ from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams
 from ..statistics import Statistics
 from .notes import note
-from .prompts import NamedPrompt
 
 MOST_BYTES = 1 << 28  # of a file of prompts, a text to measure with, or standard input
+
+
+@dataclass(frozen=True)
+class NamedPrompt:
+    """Of a file of prompts, whatever its format. id: as the file has it, or the number of the line. messages: a
+    conversation, with `prompt` as its last turn."""
+
+    id: str | int
+    prompt: str
+    family: str = ""
+    messages: tuple[dict[str, str], ...] = ()
+
+
+def is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
 
 
 def load_engine(args: argparse.Namespace) -> Engine:

@@ -16,9 +16,8 @@ from ..models.files import parse_json
 from ..pipeline.schedule import Auto, Schedule, describe, parse_schedule
 from ..sampling.params import SamplingParams
 from . import chat, signals
-from .common import check_text, counted, given_text, statistics_line
+from .common import check_text, counted, given_text, is_message, statistics_line
 from .notes import complain, note, wrapped
-from .prompts import is_message
 from .values import length, number, whole
 
 Messages = list[dict[str, str]]

@@ -6,7 +6,22 @@ from rich.text import Text
 
 from ..engine import Engine
 from ..generation import Committed, Generation
-from .origin_styles import DRAFT, styles_of
+
+STYLES = {"accepted": "green", "copied": "yellow", "sibling": "blue", "corrected": "red", "bonus": "cyan", "plain": ""}
+DRAFT = "magenta italic"
+_WITHOUT_COLOUR = {
+    "accepted": "underline",
+    "copied": "italic underline",
+    "sibling": "bold underline",
+    "corrected": "bold",
+    "bonus": "bold italic",
+    "plain": "",
+}
+
+
+def styles_of(console: Console) -> dict[str, str]:
+    """The styles by origin; where there are no colours (NO_COLOR), such as differ without them."""
+    return _WITHOUT_COLOUR if console.no_color else STYLES
 
 
 def show_drafts(engine: Engine, generation: Generation, console: Console | None = None) -> None:

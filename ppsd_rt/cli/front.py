@@ -1,4 +1,4 @@
-"""`ppsd-run serve --restarts` and `--engines`: an engine whose weights are in other processes."""
+"""`ppsd-run serve --restarts` and `--engines`, and `ppsd-run engine`: engines whose weights are in other processes."""
 
 import argparse
 import os
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..engine import Engine, open_model
 from ..errors import UsageError
-from .common import set_template
+from .common import load_engine, set_template
 from .notes import note
 
 if TYPE_CHECKING:
@@ -74,3 +74,13 @@ def open_front(args: argparse.Namespace, given_up: Callable[[str], None]) -> "It
 
 def _text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def run_engine(args: argparse.Namespace) -> int:
+    """Of `ppsd-run engine`, which decodes for `ppsd-run serve --engines`; that keeps what is committed."""
+    from ..front.work import work
+
+    engine = load_engine(args)
+    note(f"{engine.name} is loaded, for the server at {args.front[0]}:{args.front[1]}")
+    work(engine, args.front, os.environ.get("PPSD_ENGINE_KEY", ""), args.engine_timeout, args.once)
+    return 0

@@ -22,6 +22,7 @@ from ..trace import TraceFile, occupancy
 from . import signals
 from .commands import prompt_reader
 from .common import (
+    NamedPrompt,
     as_chat,
     counted,
     load_engine,
@@ -33,8 +34,7 @@ from .common import (
     statistics_line,
 )
 from .notes import complain, note
-from .prompt_bar import PromptBar
-from .prompts import NamedPrompt
+from .progress import PromptBar
 
 _APART = (
     ("chat", "prompts"),

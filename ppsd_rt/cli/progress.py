@@ -1,17 +1,20 @@
-"""A progress bar on standard error, where a terminal is there to show it."""
+"""Progress bars on standard error, where a terminal is there to show them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from contextlib import ExitStack, contextmanager
+from time import monotonic
 
 from ..printable import printable
+
+DELAY = 1.0  # seconds: most prompts take less
 
 
 @contextmanager
 def progress_bar(title: str, transient: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Gives advance(done, total). transient: the bar goes away at the end."""
+    from rich.console import Console  # which takes longer to import than most prompts
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -22,3 +25,29 @@ def progress_bar(title: str, transient: bool = False) -> Iterator[Callable[[int,
     with Progress(*columns, console=console, transient=transient, disable=not console.is_terminal) as progress:
         task = progress.add_task(printable(title), total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+class PromptBar:
+    """A `RunOptions.prompt_progress` that shows a bar on standard error once a prompt has taken DELAY.
+
+    shown: is there anybody to show it to? now: seconds by any clock. rows: done, and to do, as of the last call before
+    all were done.
+    """
+
+    def __init__(self, now: Callable[[], float] = monotonic, shown: bool = True) -> None:
+        self._now, self._begun, self._shown = now, now(), shown
+        self.rows = (0, 0)
+        self._bar = ExitStack()
+        self._advance: Callable[[int, int], None] | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        if done >= total:
+            self._bar.close()
+            return
+        self.rows = done, total
+        if not self._shown:
+            return
+        if self._advance is None and self._now() - self._begun >= DELAY:
+            self._advance = self._bar.enter_context(progress_bar("prompt", transient=True))
+        if self._advance is not None:
+            self._advance(done, total)

@@ -18,17 +18,15 @@ from .answers import Answers
 from .chat import Chat, ChatShape, as_chat
 from .completions import CompletionShape
 from .errors import AnyErrorReply, ApiError, answer_bug, answer_error
-from .guard import Guard, Head
+from .guard import NOTED, Guard, Head, Observe
 from .messages import MessagesRequest, MessagesShape
-from .observe import NOTED, Observe
 from .ollama import add_ollama
 from .page import markdown_response, page_response
 from .replies import ChatReply, CompletionReply, DetokenizeReply, Health, Model, Models, TokenizeReply
 from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, Generate, Json, TokenizeRequest
 from .responses import ResponsesRequest, ResponsesShape, Store
 from .service import Service
-from .shape import Shape
-from .stream import EventStream, unheld_header
+from .shape import EventStream, Shape, unheld_header
 
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnyErrorReply}, "5XX": {"model": AnyErrorReply}}
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}

@@ -8,10 +8,9 @@ from uuid import uuid4
 from pydantic import Field
 
 from .answers import Answers, Event
-from .blocks import Block, Blocks
 from .chat import Chat
 from .errors import ApiError, refused
-from .one_answer import OneAnswerShape
+from .one_answer import Block, Blocks, OneAnswerShape
 from .replies import FINISH, Usage
 from .requests import Json, Lenient, Tokens, Whole
 from .service import Service

@@ -1,13 +1,23 @@
 """What the server is told when it starts."""
 
 import asyncio
+import json
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from ..pipeline.schedule import AUTO, Auto, Schedule
-from .log import log
+
+_LOG = logging.getLogger("ppsd_rt.serve")
+
+
+def log(event: str, **fields: object) -> None:
+    """Fields that are None are left out."""
+    said = {key: value for key, value in fields.items() if value is not None}
+    _LOG.info("%s", json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **said}))
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ from typing import Any
 
 from ... import _native
 from ...cli import signals
-from ...cli.common import as_chat, given_text, table
+from ...cli.common import NamedPrompt, as_chat, given_text, table
 from ...cli.info import machine
 from ...cli.notes import complain
 from ...cli.progress import progress_bar
-from ...cli.prompts import NamedPrompt
 from ...cpu.machine import default_threads
 from ...engine import Engine
 from ...errors import PpsdError, UsageError

@@ -3,10 +3,9 @@
 import argparse
 from dataclasses import dataclass, field, replace
 
-from ...cli.common import as_chat, load_engine, load_one_process, print_json, table
+from ...cli.common import NamedPrompt, as_chat, load_engine, load_one_process, print_json, table
 from ...cli.notes import complain
 from ...cli.progress import progress_bar
-from ...cli.prompts import NamedPrompt
 from ...engine import Engine
 from ...errors import PpsdError, UsageError
 from ...models.head_file import EAGLE3

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..._native import Costs
-from ...cli.common import as_chat
+from ...cli.common import NamedPrompt, as_chat
 from ...cli.progress import progress_bar
-from ...cli.prompts import NamedPrompt
 from ...cpu.backend import CpuBackend
 from ...engine import Engine
 from ...errors import UsageError

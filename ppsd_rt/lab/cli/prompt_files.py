@@ -23,8 +23,7 @@ from importlib.resources import files
 from pathlib import PurePath
 from typing import Any
 
-from ...cli.common import given_text, standard_input
-from ...cli.prompts import NamedPrompt, is_message
+from ...cli.common import NamedPrompt, given_text, is_message, standard_input
 from ...errors import UsageError
 from ...models.files import one_line, parse_json
 from ...printable import quoted

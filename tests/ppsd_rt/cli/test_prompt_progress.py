@@ -8,7 +8,7 @@ from support import tiny_model, write_model
 
 from ppsd_rt import Engine, RunOptions, SamplingParams, _native
 from ppsd_rt.cli import progress
-from ppsd_rt.cli.prompt_bar import DELAY, PromptBar
+from ppsd_rt.cli.progress import DELAY, PromptBar
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import parse_schedule
 

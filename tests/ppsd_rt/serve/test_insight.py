@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from serve_support import USER, serving
 
-from ppsd_rt.serve.log import log
+from ppsd_rt.serve.settings import log
 
 
 def metrics(served):

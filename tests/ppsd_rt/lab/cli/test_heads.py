@@ -7,8 +7,8 @@ from support import loud_head
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt._native import Costs, StageCosts
+from ppsd_rt.cli.common import NamedPrompt
 from ppsd_rt.cli.main import main
-from ppsd_rt.cli.prompts import NamedPrompt
 from ppsd_rt.lab.cli.heads import HeadMeasure, _needed, measure_head, speeds_chart
 from ppsd_rt.models.checkpoint import Checkpoint
 
