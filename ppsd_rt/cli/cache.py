@@ -13,7 +13,7 @@ from ..errors import PpsdError, UsageError
 from ..models.cache import cache_dir, model_folders, remove_model
 from ..printable import printable
 from .cache_options import ALL, FILES, MODELS
-from .common import table
+from .common import agreed, table
 
 _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
@@ -82,10 +82,8 @@ def _agreed(items: list[Item]) -> bool:
     models = [item for item in items if item.kind == MODELS]
     if not models or not (sys.stdin and sys.stdin.isatty()):
         return True
-    names = ", ".join(printable(item.path.name) for item in models)
-    question = f"Remove the models {names}? Their next use fetches them again. [y/N] "
-    print(question, end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    names = ", ".join(item.path.name for item in models)
+    return agreed(f"Remove the models {names}? Their next use fetches them again. [y/N] ")
 
 
 def _remove(item: Item) -> None:

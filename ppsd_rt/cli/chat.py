@@ -70,12 +70,6 @@ def history_path() -> Path:
     return cache_dir() / "chat" / "history.json"
 
 
-def agreed(question: str) -> bool:
-    """Yes, unless the user says no."""
-    print(question, end="", file=sys.stderr, flush=True)
-    return not sys.stdin.readline().strip().lower().startswith("n")
-
-
 def _typed(session: "PromptSession[str]") -> str | Command | None:
     names = {name.split()[0] for name in COMMANDS}
     while True:

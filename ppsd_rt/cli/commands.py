@@ -22,18 +22,19 @@ def _find(place: str) -> Any:
 
 @dataclass(frozen=True)
 class Command:
-    """run_place: of `run(args) -> exit status | None`. option_place: of a function that gives a parser its options."""
+    """place: of `run(args) -> exit status | None`. option_place: of what gives a parser its options, NAME_options."""
 
     summary: str
     examples: tuple[str, str]
-    run_place: str
-    option_place: str
-
-    def options(self) -> Callable[[Any], None]:
-        return _find(self.option_place)
+    place: str
+    option_place: str = ""
 
     def load(self) -> Callable[[argparse.Namespace], int | None]:
-        return _find(self.run_place)
+        return _find(self.place)
+
+    def options(self, name: str) -> Callable[[Any], None]:
+        module = "lab.cli.options" if self.place.startswith("lab.") else "cli.parser"
+        return _find(self.option_place or f"{module}:{name.removeprefix('lab ')}_options")
 
 
 COMMANDS = {
@@ -41,19 +42,16 @@ COMMANDS = {
         "answer a prompt (the default command)",
         ('ppsd-run "Why is the sky blue?"', 'cat notes.txt | ppsd-run "Summarise these notes."'),
         "cli.generate:run",
-        "cli.parser:generate_options",
     ),
     "watch": Command(
         "show slowly how an answer is drafted and verified",
         ('ppsd-run watch "Why is the sky blue?"', 'ppsd-run watch --svg sky.svg "Why is the sky blue?"'),
         "lab.cli.watch:run",
-        "lab.cli.options:watch_options",
     ),
     "serve": Command(
         "answer over HTTP, as OpenAI's API does",
         ("ppsd-run serve --port 8000", "ppsd-run serve -m model.gguf --host 0.0.0.0 --api-key secret"),
         "cli.serve:run",
-        "cli.parser:serve_options",
     ),
     "engine": Command(
         "decode for a server that is another process and outlives this one",
@@ -62,31 +60,26 @@ COMMANDS = {
             "ppsd-run engine --front HOST:7000 -m model.gguf --engine-timeout 30",
         ),
         "cli.front:run_engine",
-        "cli.parser:engine_options",
     ),
     "list": Command(
         "list the models that are here: in the cache folder and in the hub's cache",
         ("ppsd-run list", "ppsd-run list --json"),
         "cli.models:list_models",
-        "cli.parser:list_options",
     ),
     "rm": Command(
         "remove a model that is here",
         ("ppsd-run rm smollm2-135m", "ppsd-run rm org/name --yes"),
         "cli.models:remove",
-        "cli.parser:rm_options",
     ),
     "pull": Command(
         "fetch a model into the cache",
         ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct"),
         "cli.models:pull",
-        "cli.parser:pull_options",
     ),
     "convert": Command(
         "turn a GGUF file into a model folder",
         ("ppsd-run convert model.gguf model/", "ppsd-run convert --dtype bfloat16 model.gguf model/"),
         "cli.models:convert",
-        "cli.parser:convert_options",
     ),
     "distill": Command(
         "train an exit head on text that the model writes itself",
@@ -95,31 +88,26 @@ COMMANDS = {
             "ppsd-run distill -m my-model/ --kind ngram --out table.safetensors",
         ),
         "cli.distill:run",
-        "cli.parser:distill_options",
     ),
     "learn": Command(
         "train the exit head on answers that were kept with --learn",
         ("ppsd-run learn answers/", "ppsd-run learn --status answers/"),
         "cli.learn:run",
-        "cli.parser:learn_options",
     ),
     "check": Command(
         "prove that speculation changes no token",
         ("ppsd-run check --schedules eesd/elastic", "ppsd-run check --tokens 100000"),
         "lab.cli.check:run",
-        "lab.cli.options:check_options",
     ),
     "heads": Command(
         "compare exit heads: acceptance, cost, predicted speed",
         ("ppsd-run heads auto norm:10", "ppsd-run heads auto head-3.safetensors --plot heads.svg"),
         "lab.cli.heads:run",
-        "lab.cli.options:heads_options",
     ),
     "calibrate": Command(
         "measure again what the auto schedule works with",
         ("ppsd-run calibrate", "ppsd-run calibrate -m model.gguf --threads 4"),
         "cli.calibrate:run",
-        "cli.parser:calibrate_options",
     ),
     "cache": Command(
         "list or empty the cache folder",
@@ -131,7 +119,6 @@ COMMANDS = {
         "show model, exit head, formats and machine",
         ("ppsd-run info", "ppsd-run info -m model.gguf --json"),
         "cli.info:run",
-        "cli.parser:info_options",
     ),
     "lab bench": Command(
         "measure kernels or whole answers",
@@ -140,7 +127,6 @@ COMMANDS = {
             "ppsd-run lab bench kernels -t 1,2 --rows 1,4,8 --dtype int8",
         ),
         "lab.cli.bench:run",
-        "lab.cli.options:bench_options",
     ),
     "lab simulate": Command(
         "predict a pipeline's speed from the costs of its stages",
@@ -149,13 +135,11 @@ COMMANDS = {
             "ppsd-run lab simulate --cluster --replicas 1,2,4 --users 20,80",
         ),
         "lab.cli.simulate:run",
-        "lab.cli.options:simulate_options",
     ),
     "lab eval": Command(
         "measure what a number format costs in quality",
         ("ppsd-run lab eval --dtype bfloat16,int8", "ppsd-run lab eval --text mine.txt --dtype int8,int4"),
         "lab.cli.eval:run",
-        "lab.cli.options:eval_options",
     ),
 }
 

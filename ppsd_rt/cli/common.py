@@ -17,7 +17,7 @@ from ..errors import PpsdError, UsageError
 from ..generation import Completion, Prompt
 from ..models.files import read_text
 from ..models.unicode import check_unicode
-from ..printable import quoted
+from ..printable import printable, quoted
 from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams
 from ..statistics import Statistics
@@ -207,6 +207,13 @@ def standard_input() -> str:
     if len(text) > MOST_BYTES:
         raise UsageError("standard input does not end: no prompt is that long")
     return text
+
+
+def agreed(question: str, otherwise: bool = False) -> bool:
+    """Yes or no on the terminal; `otherwise` where something else is typed."""
+    print(printable(question), end="", file=sys.stderr, flush=True)
+    said = sys.stdin.readline().strip().lower()
+    return not said.startswith("n") if otherwise else said in ("y", "yes")
 
 
 def counted(count: int, word: str) -> str:

@@ -16,7 +16,7 @@ from ..models.files import parse_json
 from ..pipeline.schedule import Auto, Schedule, describe, parse_schedule
 from ..sampling.params import SamplingParams
 from . import chat, signals
-from .common import check_text, counted, given_text, is_message, statistics_line
+from .common import agreed, check_text, counted, given_text, is_message, statistics_line
 from .notes import complain, note, wrapped
 from .values import length, number, whole
 
@@ -131,7 +131,7 @@ class _Conversation:
                 what, oldest = f"the context of {context} tokens is full", counted(users.index(place), "turn")
                 if not self._typed:
                     note(f"{what}: the oldest {oldest} dropped")
-                elif not chat.agreed(f"{what}: drop the oldest {oldest}? [Y/n] "):
+                elif not agreed(f"{what}: drop the oldest {oldest}? [Y/n] ", otherwise=True):
                     break
                 return turns[place:]
         raise ContextFull(f"the conversation does not fit the context of {context} tokens")

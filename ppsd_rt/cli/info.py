@@ -90,11 +90,7 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
             "chat_template": template is not None,
             "template_variables": _variables(template),
         },
-        "exit head": None
-        if head is None
-        else {
-            **asdict(head),
-        },
+        "exit head": None if head is None else asdict(head),
         "backend": {
             "name": engine.backend.name,
             "device": engine.backend.device,

@@ -9,7 +9,7 @@ from ..models.local import LocalModel, local_models
 from ..models.resolve import resolve_model
 from ..printable import printable, quoted
 from .cache import size
-from .common import print_json, table
+from .common import agreed, print_json, table
 from .progress import progress_bar
 
 
@@ -59,8 +59,7 @@ def remove(args: argparse.Namespace) -> int:
     if not args.yes:
         if sys.stdin is None or not sys.stdin.isatty():
             raise UsageError(f"{what} would be removed; --yes does so without a question")
-        print(printable(f"Remove {what}? [y/N] "), end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        if not agreed(f"Remove {what}? [y/N] "):
             return 1
     try:
         model.remove()

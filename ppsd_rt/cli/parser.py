@@ -341,8 +341,8 @@ def complete() -> None:
     lab = commands.add_parser("lab", allow_abbrev=False).add_subparsers()
     for name, command in COMMANDS.items():
         group = lab if name.startswith("lab ") else commands
-        command.options()(group.add_parser(name.removeprefix("lab "), help=command.summary, allow_abbrev=False))
-    COMMANDS["generate"].options()(parser)
+        command.options(name)(group.add_parser(name.removeprefix("lab "), help=command.summary, allow_abbrev=False))
+    generate_options(parser)
     parser._actions = [action for action in parser._actions if action.option_strings or action is commands]
     argcomplete.autocomplete(parser)
 
@@ -374,7 +374,7 @@ def _build(name: str) -> Parser:
         option(
             parser, "--completion", "print what completes commands and options in this shell, and end", choices=SHELLS
         )
-    command.options()(parser)
+    command.options(name)(parser)
     return parser
 
 

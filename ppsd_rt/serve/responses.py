@@ -157,31 +157,21 @@ class ResponsesShape(OneAnswerShape):
         """Of a step; and the items at their newest."""
         if what == "begin":
             self._items.append(_item(block, f"{_PREFIX[block.kind]}_{uuid4().hex}", "in_progress"))
-        item = self._items[block.index]
-        place = {"item_id": item["id"], "output_index": block.index}
+        item, said = self._items[block.index], block.kind == "said"
+        place: Json = {"item_id": item["id"], "output_index": block.index}
         part: Json = {"content_index": 0, **place}
+        event, where = f"response.{_EVENTS[block.kind]}", place if block.kind == "call" else part
+        more: Json = {"logprobs": []} if said else {}
         if what == "begin":
             begin = [self._event("response.output_item.added", output_index=block.index, item=item)]
-            if block.kind == "said":
-                begin.append(self._event("response.content_part.added", **part, part=_text("")))
-            return begin
+            return [*begin, self._event("response.content_part.added", **part, part=_text(""))] if said else begin
         if what == "more":
-            if block.kind == "call":
-                return [self._event("response.function_call_arguments.delta", **place, delta=text)]
-            if block.kind == "thought":
-                return [self._event("response.reasoning_text.delta", **part, delta=text)]
-            return [self._event("response.output_text.delta", **part, delta=text, logprobs=[])]
+            return [self._event(f"{event}.delta", **where, delta=text, **more)]
         self._items[block.index] = item = _item(block, item["id"], "completed")
-        if block.kind == "call":
-            name, arguments = block.name, block.text
-            ends = [self._event("response.function_call_arguments.done", **place, name=name, arguments=arguments)]
-        elif block.kind == "thought":
-            ends = [self._event("response.reasoning_text.done", **part, text=block.text)]
-        else:
-            ends = [
-                self._event("response.output_text.done", **part, text=block.text, logprobs=[]),
-                self._event("response.content_part.done", **part, part=_text(block.text)),
-            ]
+        whole: Json = {"name": block.name, "arguments": block.text} if block.kind == "call" else {"text": block.text}
+        ends = [self._event(f"{event}.done", **where, **whole, **more)]
+        if said:
+            ends.append(self._event("response.content_part.done", **part, part=_text(block.text)))
         return [*ends, self._event("response.output_item.done", output_index=block.index, item=item)]
 
     def _event(self, kind: str, **fields: Any) -> Json:
@@ -239,6 +229,7 @@ class ResponsesShape(OneAnswerShape):
 
 
 _PREFIX = {"said": "msg", "thought": "rs", "call": "fc"}
+_EVENTS = {"said": "output_text", "thought": "reasoning_text", "call": "function_call_arguments"}
 
 
 def _item(block: Block, id: str, status: str) -> Json:

@@ -30,9 +30,9 @@ def seeds() -> list[list[str]]:
 def options() -> list[str]:
     """All that any command knows."""
     found: dict[str, None] = {}
-    for command in COMMANDS.values():
+    for name, command in COMMANDS.items():
         parser = Parser()
-        command.options()(parser)
+        command.options(name)(parser)
         found |= dict.fromkeys(option for action in parser._actions for option in action.option_strings)
     return list(found)
 

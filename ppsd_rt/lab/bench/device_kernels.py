@@ -84,7 +84,7 @@ class DeviceBench:
             return self._step(name)
         words = torch.zeros(WORDS, dtype=torch.int32, device=weights.device)
         words[ROWS], words[START], words[KNOWN] = rows, self.context - rows, self.context - rows
-        work, bytes, count, theirs = getattr(self, f"_{name}")(words, rows)
+        work, bytes, count, theirs = self._kernel(name, words, rows)
         case = Case(name, rows, self.context, bytes, count, clock.capture(work))
         if theirs is not None and weights.format not in QUANTISED:
             case.theirs, case.theirs_captured = theirs, clock.capture(theirs)
@@ -113,30 +113,59 @@ class DeviceBench:
         config = self.weights.config
         return 2 * self.context * config.num_key_value_heads * config.head_dim * self.weights.dtype.itemsize
 
-    # Each gives its work over all layers, the bytes of one layer, how many layers, and torch's work.
+    def _kernel(self, name: str, words: Tensor, rows: int) -> tuple[Work, int, int, Work | None]:
+        """Its work over all layers, the bytes of one layer, how many layers, and torch's work."""
+        stages, weights, layers, pdl = self.stages, self.weights, self.weights.layers, self.stages.pdl
+        if name == "attention":
+            return self._attention(words, rows)
+        if name == "pass":
+            return self._pass(words)
+        b, work, draft, head = stages.buffers, stages._late[0], stages._draft, weights.head
 
-    def _linear(self, matrices: Sequence[Weight], rows: int, work: Work) -> tuple[Work, int, int, Work]:
-        x = torch.randn(rows, matrices[0].inputs, device=self.weights.device).to(self.weights.dtype)
+        def one_qkv(matrix: Weight, number: int) -> None:
+            layer = layers[number]
+            qkv(
+                work.x, layer.norm, 1e-5, matrix, layer.qkv_bias, b.cosines, b.sines, work.queries, b.keys[number],
+                b.values[number], words, kv=layer.kv, norms=layer.norms, rotary=layer.attention.rotary, pdl=pdl,
+            )  # fmt: skip
+
+        def added(x: Tensor) -> Callable[[Weight, int], None]:
+            return lambda matrix, _: linear(x, matrix, work.x, words, residual=work.x, partial=work.sums, pdl=pdl)
+
+        def one_gate_up(matrix: Weight, number: int) -> None:
+            norm = layers[number].post_norm
+            assert norm is not None
+            swiglu(work.x, norm, 1e-5, matrix, work.inner, words, pdl=pdl)
+
+        def exit_head(matrix: Weight, _: int) -> None:
+            assert head is not None
+            assert draft.scratch is not None
+            heads(
+                draft.x, head.norm, 1e-5, matrix, b.sampling, draft.scratch, draft.choices, draft.chances, words,
+                draft_ids=head.draft_ids, text=b.text, first_seen=b.first_seen, pdl=pdl,
+            )  # fmt: skip
+
+        launches: dict[str, tuple[list[Weight], Callable[[Weight, int], None]]] = {
+            "qkv": ([layer.qkv for layer in layers], one_qkv),
+            "output": ([layer.out for layer in layers], added(work.mixed)),
+            "gate_up": ([layer.gate_up for layer in layers if layer.gate_up], one_gate_up),
+            "down": ([layer.down for layer in layers if layer.down], added(work.inner)),
+            "lm_head": ([weights.lm_head], lambda *_: stages._lm_head(words, None)),
+            "exit_head": ([head.lm_head] if head else [], exit_head),
+        }
+        matrices, launch = launches[name]
+        x = torch.randn(rows, matrices[0].inputs, device=weights.device).to(weights.dtype)
+
+        def ours() -> None:
+            for number, matrix in enumerate(matrices):
+                launch(matrix, number)
 
         def theirs() -> None:
             for matrix in matrices:
                 F.linear(x, matrix.values)
 
-        return work, weight_bytes(matrices[0]), len(matrices), theirs
-
-    def _qkv(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
-        b, stages, layers = self.stages.buffers, self.stages, self.weights.layers
-        work = stages._late[0]
-
-        def ours() -> None:
-            for layer, keys, values in zip(layers, b.keys, b.values, strict=False):
-                qkv(
-                    work.x, layer.norm, 1e-5, layer.qkv, layer.qkv_bias, b.cosines, b.sines, work.queries, keys, values,
-                    words, kv=layer.kv, norms=layer.norms, rotary=layer.attention.rotary, pdl=stages.pdl,
-                )  # fmt: skip
-
-        launch, bytes, count, theirs = self._linear([layer.qkv for layer in layers], rows, ours)
-        return launch, bytes + weight_bytes(layers[0].kv), count, theirs
+        bytes = weight_bytes(matrices[0]) + (weight_bytes(layers[0].kv) if name == "qkv" else 0)
+        return ours, bytes, len(matrices), theirs
 
     def _attention(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
         b, stages, count = self.stages.buffers, self.stages, len(self.weights.layers)
@@ -158,54 +187,7 @@ class DeviceBench:
 
         return ours, self._cache_bytes(), count, theirs
 
-    def _output(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
-        work, layers = self.stages._late[0], self.weights.layers
-        return self._adding([layer.out for layer in layers], work.mixed, words, rows)
-
-    def _down(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
-        work, layers = self.stages._late[0], self.weights.layers
-        return self._adding([layer.down for layer in layers if layer.down], work.inner, words, rows)
-
-    def _adding(
-        self, matrices: list[Weight], x: Tensor, words: Tensor, rows: int
-    ) -> tuple[Work, int, int, Work]:  # fmt: skip
-        work, pdl = self.stages._late[0], self.stages.pdl
-
-        def ours() -> None:
-            for matrix in matrices:
-                linear(x, matrix, work.x, words, residual=work.x, partial=work.sums, pdl=pdl)
-
-        return self._linear(matrices, rows, ours)
-
-    def _gate_up(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
-        work, layers, pdl = self.stages._late[0], self.weights.layers, self.stages.pdl
-
-        def ours() -> None:
-            for layer in layers:
-                assert layer.gate_up is not None
-                assert layer.post_norm is not None
-                swiglu(work.x, layer.post_norm, 1e-5, layer.gate_up, work.inner, words, pdl=pdl)
-
-        return self._linear([layer.gate_up for layer in layers if layer.gate_up], rows, ours)
-
-    def _lm_head(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
-        ours: Callable[[], None] = lambda: self.stages._lm_head(words, None)  # noqa: E731
-        return self._linear([self.weights.lm_head], rows, ours)
-
-    def _exit_head(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
-        b, work, head, pdl = self.stages.buffers, self.stages._draft, self.weights.head, self.stages.pdl
-        assert head is not None
-
-        def ours() -> None:
-            assert work.scratch is not None
-            heads(
-                work.x, head.norm, 1e-5, head.lm_head, b.sampling, work.scratch, work.choices, work.chances, words,
-                draft_ids=head.draft_ids, text=b.text, first_seen=b.first_seen, pdl=pdl,
-            )  # fmt: skip
-
-        return self._linear([head.lm_head], rows, ours)
-
-    def _pass(self, words: Tensor, rows: int) -> tuple[Work, int, int, None]:
+    def _pass(self, words: Tensor) -> tuple[Work, int, int, None]:
         """All layers and the LM head; the embedding's rows stand there already."""
         stages, weights = self.stages, self.weights
 

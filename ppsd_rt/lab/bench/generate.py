@@ -128,11 +128,9 @@ class Case:
 
     def of_prompt(self, prompt: int) -> Spread | None:
         """Its decoding speed in every repeat; None for an answer of one token."""
-        speeds = [
-            answer.decode_tokens_per_second for answer in self.answers[prompt :: len(self.setting.workload.prompts)]
-        ]
-        known = tuple(speed for speed in speeds if speed is not None)
-        return Spread(known) if known else None
+        answers = self.answers[prompt :: len(self.setting.workload.prompts)]
+        speeds = tuple(speed for answer in answers if (speed := answer.decode_tokens_per_second) is not None)
+        return Spread(speeds) if speeds else None
 
 
 def measure_generation(
@@ -205,14 +203,17 @@ def _report(
     cases: Sequence[Case], bandwidth: Bandwidth | None, answers: Answers, facts: dict[str, Any], whole: bool
 ) -> Report:
     rows, families = [], []
-    plain: Case | None = None
+    plain = cases[0]
     for case in cases:
-        plain = case if case.schedule == PLAIN else plain
-        assert plain is not None, "every setting begins with plain decoding"
-        if case.samples:
-            rows.append(_row(case, plain, bandwidth))
-            by_family = case.setting.workload.by_family()
-            families += [_family_row(case, plain, family, numbers) for family, numbers in by_family.items()]
+        plain = case if case.schedule == PLAIN else plain  # every setting begins with plain decoding
+        if not case.samples:
+            continue
+        everything = range(len(case.setting.workload.prompts))
+        limits = _limits(case, bandwidth) if case is plain else {}
+        rows.append({**_measured(case, plain, everything), "differing": case.differing, **limits})
+        for family, numbers in case.setting.workload.by_family().items():
+            named = {"workload": f"{family or 'no family'}: {len(numbers)}", "family": family}
+            families.append({**_measured(case, plain, numbers), **named})
     summary = {
         "repeats": answers.repeats,
         "interrupted": not whole,
@@ -227,23 +228,13 @@ def _report(
     return Report(title, columns, [*rows, *families], facts, summary)
 
 
-def _row(case: Case, plain: Case, bandwidth: Bandwidth | None) -> dict[str, Any]:
-    numbers = range(len(case.setting.workload.prompts))
-    decode = _decode_rate(case.samples, len(numbers))
-    limits = _limits(case, decode, bandwidth) if case.schedule == PLAIN else {}
-    return {**_measured(case, plain, numbers), "differing": case.differing, **limits}
-
-
-def _family_row(case: Case, plain: Case, family: str, numbers: Sequence[int]) -> dict[str, Any]:
-    workload = f"{family or 'no family'}: {len(numbers)}"
-    return {**_measured(case, plain, numbers), "workload": workload, "family": family}
-
-
 def _measured(case: Case, plain: Case, numbers: Sequence[int]) -> dict[str, Any]:
     """Of these prompts."""
     setting, backend, samples = case.setting, case.setting.engine.backend, case.samples_of(numbers)
     prompts = len(numbers)
-    by_prompt = _by_prompt(case, plain, numbers) if len(setting.workload.prompts) > 1 else []
+    pairs = [(case.of_prompt(number), plain.of_prompt(number)) for number in numbers]
+    by_prompt = [own.over(other).median for own, other in pairs if own and other]  # over the repeats
+    by_prompt = by_prompt if len(setting.workload.prompts) > 1 else []
     decode, baseline = _decode_rate(samples, prompts), _decode_rate(plain.samples_of(numbers), prompts)
     rounds, judged = sum(s.rounds for s in samples), sum(s.judged for s in samples)
     return {
@@ -272,12 +263,6 @@ def _measured(case: Case, plain: Case, numbers: Sequence[int]) -> dict[str, Any]
     }
 
 
-def _by_prompt(case: Case, plain: Case, numbers: Sequence[int]) -> list[float]:
-    """For each prompt the median over the repeats of its speed over plain decoding's."""
-    pairs = [(case.of_prompt(number), plain.of_prompt(number)) for number in numbers]
-    return [own.over(baseline).median for own, baseline in pairs if own and baseline]
-
-
 def _decode_rate(samples: Sequence[Statistics], prompts: int) -> Spread | None:
     """Tokens after the first one of each answer, by the time after the first one; None for answers of one token."""
     if samples[0].tokens <= prompts:
@@ -285,13 +270,13 @@ def _decode_rate(samples: Sequence[Statistics], prompts: int) -> Spread | None:
     return Spread(tuple((s.tokens - prompts) / s.decode_seconds for s in samples))
 
 
-def _limits(case: Case, decode: Spread | None, bandwidth: Bandwidth | None) -> dict[str, Any]:
+def _limits(case: Case, bandwidth: Bandwidth | None) -> dict[str, Any]:
     """What the memory bandwidth allows plain decoding, and how much of it was reached.
 
     A plain step reads all weights and the KV cache so far; the cache is counted at its mean length.
     """
-    setting, backend = case.setting, case.setting.engine.backend
-    answer = case.samples[0].tokens / len(setting.workload.prompts)
+    setting, backend, prompts = case.setting, case.setting.engine.backend, len(case.setting.workload.prompts)
+    decode, answer = _decode_rate(case.samples, prompts), case.samples[0].tokens / prompts
     bytes = backend.bytes_per_token(round(setting.workload.mean_length + answer / 2))
     rate = bandwidth[backend.threads] if bandwidth else None
     ceiling = 1e9 * rate.median / bytes if rate else None
@@ -305,13 +290,6 @@ def _limits(case: Case, decode: Spread | None, bandwidth: Bandwidth | None) -> d
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     """A line of the summary: medians, without what can be read off the others."""
     labels = ("schedule", "oracle", "dtype", "kv_dtype", "threads", "workload", "family", "max_tokens")
-    speeds = (
-        "prompt_tokens_per_second",
-        "decode_tokens_per_second",
-        "ratio",
-        "median_prompt",
-        "least_prompt",
-        "bandwidth_share",
-    )
-    keys = (*labels, *speeds, "acceptance", "copied", "rescued", "tokens_per_round", "differing")
-    return medians(row, keys)
+    speeds = ("prompt_tokens_per_second", "decode_tokens_per_second", "ratio", "median_prompt", "least_prompt")
+    shares = ("bandwidth_share", "acceptance", "copied", "rescued", "tokens_per_round", "differing")
+    return medians(row, (*labels, *speeds, *shares))

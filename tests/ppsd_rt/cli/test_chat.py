@@ -10,7 +10,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from ppsd_rt import Engine
-from ppsd_rt.cli import chat
+from ppsd_rt.cli import chat, conversation
 from ppsd_rt.cli import main as cli
 
 ENTER, UP, END = "\r", "\x1b[A", "\x04"
@@ -142,7 +142,9 @@ def test_ctrl_c_clears_the_line_and_then_leaves(converse):
 @pytest.mark.parametrize(("said", "kept"), [("\n", False), ("n\n", True)])
 def test_a_full_context_offers_to_drop_the_oldest_turns(converse, monkeypatch, said, kept):
     questions = []
-    monkeypatch.setattr(chat, "agreed", lambda question: questions.append(question) or not said.startswith("n"))
+    monkeypatch.setattr(
+        conversation, "agreed", lambda *asked, **_: questions.append(*asked) or not said.startswith("n")
+    )
     long = "x" * 200
     _, asked, _, err = converse(typed("a" + long, "b" + long, "c" + long, "d"))
     assert "the context of 512 tokens is full: drop the oldest" in questions[0]
