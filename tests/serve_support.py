@@ -1,7 +1,9 @@
 """What the tests of the server share: a server in a thread, a clock and answers that the tests hold, the log."""
 
 import asyncio
+import json
 import queue
+import socket
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -151,6 +153,14 @@ class Served:
     def post(self, path="/v1/chat/completions", **body):
         # A seed, or an answer would now and then end before its limit.
         return self.http.post(path, json={"messages": USER, "max_tokens": 4, "seed": 1} | body)
+
+    def connect(self, body, sent=None):
+        """A connection over which a chat is asked for, as far as `sent` bytes of the body."""
+        content = json.dumps({"messages": USER, "max_tokens": 24, "temperature": 0} | body).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+        connection = socket.create_connection(self._listener.getsockname(), timeout=HANG)
+        connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content[:sent])
+        return connection
 
     def answered(self):
         """The log's line of the next answer that has ended."""

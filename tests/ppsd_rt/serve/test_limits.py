@@ -1,6 +1,5 @@
 """Keys, sizes, queues, times, clients that go away, and the end: with a clock and answers that the tests hold."""
 
-import json
 import signal
 import socket
 import threading
@@ -14,19 +13,21 @@ from ppsd_rt.errors import GrammarFailed
 from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.sampling.grammar import TokenMask
 
-BODY = {"messages": USER, "max_tokens": 24, "temperature": 0}
-
 
 def test_the_key_guards_all_but_the_page_and_the_health(engine):
     with serving(engine, api_key="sésame") as served:
         assert served.http.get("/health").status_code == served.http.get("/").status_code == 200
         wrong = ("Basic sésame", "Bearer wrong", "Bearer", "Bearer sés", "Bearer sésames")
-        for headers in ({}, *({"Authorization": each.encode()} for each in wrong)):
+        for headers in ({}, {"x-api-key": "other"}, *({"Authorization": each.encode()} for each in wrong)):
             for path in ("/v1/models", "/metrics", "/openapi.json"):
                 reply = served.http.get(path, headers=headers)
                 assert (reply.status_code, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
                 assert reply.json()["error"]["code"] == "invalid_api_key"
-        assert served.http.get("/v1/models", headers={"Authorization": "Bearer sésame".encode()}).status_code == 200
+        for name, value in (
+            ("Authorization", "Bearer sésame"),
+            ("x-api-key", "sésame"),
+        ):  # the latter: Anthropic's clients
+            assert served.http.get("/v1/models", headers={name: value.encode()}).status_code == 200
 
 
 def test_whose_earlier_answers_are_copied_from(engine):
@@ -83,19 +84,6 @@ def test_a_full_queue_says_when_to_come_again(holding):
         assert served.post(max_tokens=1).status_code == 200
 
 
-def request_bytes(served):
-    content = json.dumps(BODY).encode()
-    lines = (
-        "POST /v1/chat/completions HTTP/1.1",
-        "Host: here",
-        "Content-Type: application/json",
-        f"Content-Length: {len(content)}",
-    )
-    head = "\r\n".join([*lines, "", ""])
-    connection = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=HANG)
-    return connection, head.encode(), content
-
-
 def test_a_client_that_goes_away_in_a_stream_ends_its_answers(holding):
     with serving(holding) as served:
         stream = served.chat(max_tokens=24, n=2, stream=True)
@@ -108,17 +96,14 @@ def test_a_client_that_goes_away_in_a_stream_ends_its_answers(holding):
 
 
 def test_a_client_that_goes_away_while_it_waits_ends_its_answer(holding):
-    with serving(holding) as served:
-        connection, head, content = request_bytes(served)
-        with served.chat(max_tokens=4, stream=True) as other, connection:
-            connection.sendall(head + content)
-            for _ in range(2):
-                assert holding.begun.acquire(timeout=HANG)
-            connection.shutdown(socket.SHUT_RDWR)
-            entry = served.answered()
-            assert (entry["status"], entry["finish"]) == (499, "cancelled")
-            holding.release()
-            assert list(other)[-1].choices[0].finish_reason == "length"
+    with serving(holding) as served, served.chat(max_tokens=4, stream=True) as other, served.connect({}) as connection:
+        for _ in range(2):
+            assert holding.begun.acquire(timeout=HANG)
+        connection.shutdown(socket.SHUT_RDWR)
+        entry = served.answered()
+        assert (entry["status"], entry["finish"]) == (499, "cancelled")
+        holding.release()
+        assert list(other)[-1].choices[0].finish_reason == "length"
 
 
 def test_an_answer_that_takes_too_long_is_ended(holding, clock):
@@ -133,9 +118,7 @@ def test_an_answer_that_takes_too_long_is_ended(holding, clock):
 
 def test_an_answer_that_takes_too_long_before_anything_is_sent_has_a_status_of_its_own(holding, clock):
     with serving(holding, timeout=30.0, sleep=clock.sleep) as served:
-        connection, head, content = request_bytes(served)
-        with connection:
-            connection.sendall(head + content)
+        with served.connect({}) as connection:
             assert holding.begun.acquire(timeout=HANG)  # till then it is the body that has so long
             clock.ring(30.0)
             assert connection.recv(1000).startswith(b"HTTP/1.1 504 ")
@@ -144,9 +127,7 @@ def test_an_answer_that_takes_too_long_before_anything_is_sent_has_a_status_of_i
 
 def test_a_body_that_does_not_come_is_not_waited_for(engine, clock):
     with serving(engine, timeout=30.0, sleep=clock.sleep) as served:
-        connection, head, content = request_bytes(served)
-        with connection:
-            connection.sendall(head + content[:10])
+        with served.connect({}, sent=10) as connection:
             clock.ring(30.0)
             assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
         assert served.log.next()
@@ -221,7 +202,11 @@ def ask(served, **body):
 
     def post():
         try:
-            replies.append(served.http.post("/v1/chat/completions", json={**BODY, **body}))
+            replies.append(
+                served.http.post(
+                    "/v1/chat/completions", json={"messages": USER, "max_tokens": 24, "temperature": 0} | body
+                )
+            )
         except httpx2.TransportError:
             replies.append(None)
 
@@ -232,11 +217,7 @@ def ask(served, **body):
 
 def test_others_do_not_wait_for_a_grammar_that_compiles_and_it_ends_with_its_client(patient):
     with serving(patient) as served:
-        content = json.dumps({**BODY, "response_format": HOPELESS}).encode()
-        connection, _, _ = request_bytes(served)
-        with connection:
-            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            connection.sendall(head.encode() + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        with served.connect({"response_format": HOPELESS}) as connection:
             assert patient.asked.wait(HANG)
             assert served.post().status_code == served.http.post("/tokenize", json={"prompt": "a"}).status_code == 200
             assert served.post(response_format={"type": "regex", "regex": "[a-c]{2}"}).status_code == 200

@@ -1,14 +1,40 @@
-"""What the terminal shows at a moment, and when, by a clock of the test."""
+"""What is shown of a recording: on the terminal at a moment, by a clock of the test, and in an animation."""
 
 import io
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 from support import write_model
-from watch_support import SMALL
 
 from ppsd_rt.cli import main as cli
+from ppsd_rt.lab.watch.record import DraftToken, Recording, Verdict
+from ppsd_rt.lab.watch.svg import draw
 from ppsd_rt.lab.watch.terminal import frame, play
+
+# One draft of three is rejected while another step is under way.
+SMALL = Recording(
+    "elastic, cpu int8",
+    ("draft: layers 1-3, exit head", "verify: layers 4-30"),
+    (
+        ("draft", 0, 1, 0.0, 1000.0),
+        ("draft", 0, 1, 1000.0, 2000.0),
+        ("verify", 1, 2, 1000.0, 3000.0),
+        ("draft", 0, 1, 2000.0, 2900.0),
+        ("dropped draft", 0, 1, 2900.0, 3100.0),
+        ("verify", 1, 1, 3200.0, 5000.0),
+    ),
+    (
+        DraftToken(6, " sky", 1000.0, 3000.0, "accepted"),
+        DraftToken(7, " <red>", 2000.0, 3000.0, "rejected"),
+        DraftToken(8, "\x1b[2J", 2900.0, 3000.0, "dropped"),
+    ),
+    (
+        Verdict(0.0, (("The", "plain"),)),
+        Verdict(3000.0, ((" sky", "accepted"), (" is", "corrected")), 1, True),
+        Verdict(5000.0, (("\nblue", "plain"),)),
+    ),
+)
 
 
 def lines(at, width=120):
@@ -115,3 +141,20 @@ def test_the_command_shows_a_real_answer(tmp_path, monkeypatch, capsys):
     assert captured.err == ""
     assert "draft: layers 1-4, exit head" in captured.out
     assert "elastic" in captured.out
+
+
+def test_the_animation_is_one_svg_that_shows_what_was_recorded():
+    source = draw(SMALL, "Why <so>?", 1000.0)
+    root = ElementTree.fromstring(source)
+    svg = "{http://www.w3.org/2000/svg}"
+    found = ["".join(text.itertext()) for text in root.iter(f"{svg}text")]
+    assert any(
+        text.startswith("“Why <so>?”  elastic, cpu int8: recorded, then shown 1000 times slower") for text in found
+    )
+    assert {*SMALL.stages, " sky", " <red>", "2 tokens", "1 token"} <= set(found)
+    assert " sky is ↺ roll back" in found
+    assert {"The", " sky", " is", "blue"} <= set(found)
+    kinds = [rect.get("class") for rect in root.iter(f"{svg}rect")]
+    assert (kinds.count("accepted"), kinds.count("rejected"), kinds.count("dropped")) == (1, 1, 2)
+    assert kinds.count("verify") == 2
+    assert "\x1b" not in source
