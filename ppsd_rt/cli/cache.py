@@ -12,8 +12,8 @@ from pathlib import Path
 from ..errors import PpsdError, UsageError
 from ..models.cache import cache_dir, model_folders, remove_model
 from ..printable import printable
-from .cache_options import ALL, FILES, MODELS
 from .common import agreed, table
+from .options import ALL, FILES, MODELS
 
 _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 

@@ -22,19 +22,18 @@ def _find(place: str) -> Any:
 
 @dataclass(frozen=True)
 class Command:
-    """place: of `run(args) -> exit status | None`. option_place: of what gives a parser its options, NAME_options."""
+    """place: of `run(args) -> exit status | None`. Options are given by NAME_options in `cli.options`."""
 
     summary: str
     examples: tuple[str, str]
     place: str
-    option_place: str = ""
 
     def load(self) -> Callable[[argparse.Namespace], int | None]:
         return _find(self.place)
 
     def options(self, name: str) -> Callable[[Any], None]:
-        module = "lab.cli.options" if self.place.startswith("lab.") else "cli.parser"
-        return _find(self.option_place or f"{module}:{name.removeprefix('lab ')}_options")
+        module = "lab.cli.options" if self.place.startswith("lab.") else "cli.options"
+        return _find(f"{module}:{name.removeprefix('lab ')}_options")
 
 
 COMMANDS = {
@@ -113,7 +112,6 @@ COMMANDS = {
         "list or empty the cache folder",
         ("ppsd-run cache", "ppsd-run cache --clean calibration"),
         "cli.cache:run",
-        "cli.cache_options:cache_options",
     ),
     "info": Command(
         "show model, exit head, formats and machine",

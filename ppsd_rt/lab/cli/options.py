@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
-from ...cli.parser import Parser, model_options, sampling_options, schedule_options
+from ...cli.options import model_options, sampling_options, schedule_options
 from ...cli.values import (
     Add,
     at_most,
@@ -247,7 +247,7 @@ def simulate_options(parser: argparse.ArgumentParser) -> None:
     add("--trace FILE", "timelines of the first combination, for ui.perfetto.dev", named)
 
 
-def watch_options(parser: Parser) -> None:
+def watch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="the prompt; - or nothing: read standard input")
     add = group(parser, "what is shown: the answer is recorded first, at full speed, then replayed slowly")
     add("--slow X", "X times slower than it was", number, default=200.0)
@@ -261,7 +261,7 @@ def watch_options(parser: Parser) -> None:
     model_options(parser)
 
 
-def check_options(parser: Parser) -> None:
+def check_options(parser: argparse.ArgumentParser) -> None:
     add = group(parser, "what to check")
     add("--prompts FILE", "as for generating [the 34 development prompts]", named)
     add("--limit N", "only the first N prompts of each family [all]", whole)

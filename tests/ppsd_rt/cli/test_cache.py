@@ -10,7 +10,7 @@ from support import small_gguf
 
 from ppsd_rt.cli import cache as command
 from ppsd_rt.cli import main as cli
-from ppsd_rt.cli.cache_options import FILES, MODELS
+from ppsd_rt.cli.options import FILES, MODELS
 from ppsd_rt.models.cache import kept_gguf
 
 OURS = {  # of every kind but models
