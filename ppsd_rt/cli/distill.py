@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -37,6 +38,7 @@ from .commands import prompt_reader
 from .notes import complain, note
 
 TOKENS = 2_000_000  # to sample, where nothing is said
+Value = TypeVar("Value")
 LEAST_SLOTS = 8  # of which a shard is small enough for the shortest --hours
 # On the development prompts (2026-11-21-amd-epyc-2-heads.json, 2026-11-24-amd-epyc-generate-1.5b.json and
 # 2026-11-25-intel-xeon-5-generate-1.5b.json).
@@ -70,7 +72,8 @@ def run(args: argparse.Namespace) -> None:
     settings = distillation.Settings(
         model_hash=checkpoint.hash,
         kinds=kinds,
-        exit_layers=layers or (_exit_layer(begin, checkpoint),),
+        exit_layers=layers
+        or (begin.info.exit_layer if begin else distillation.default_exit_layer(checkpoint.config.num_hidden_layers),),
         tokens=TOKENS if args.tokens is None else args.tokens,
         draft_vocabularies=tuple(size if size < checkpoint.config.vocab_size else 0 for size in sizes),
         slots=distillation.MOST_NATIVE_SLOTS if args.slots is None else args.slots,
@@ -168,11 +171,6 @@ def _begins(args: argparse.Namespace, before: HeadInfo, kinds: Sequence[str], la
     return same if args.begin is None else bool(args.begin != "none")
 
 
-def _exit_layer(begin: HeadFile | None, checkpoint: Checkpoint) -> int:
-    """Where nothing is said."""
-    return begin.info.exit_layer if begin else distillation.default_exit_layer(checkpoint.config.num_hidden_layers)
-
-
 def _begun(work: Path, name: str) -> int | None:
     """A number that an earlier run in this folder has planned with; None: there is none."""
     if not (work / "settings.json").exists():
@@ -250,13 +248,10 @@ def show(steps: Iterable[distillation.Progress], heads: Sequence[HeadInfo]) -> N
         task = progress.add_task("", total=None, figures="")
         for step in steps:
             figures = [f"{name}: loss {loss:.3f}" for name, loss in zip(names, step.losses, strict=False)]
-            figures = [
-                f"{text}, acceptance {acceptance:.3f}" if step.acceptance else text
-                for text, acceptance in zip(figures, step.acceptance or [0.0] * len(figures), strict=True)
-            ]
-            progress.update(
-                task, description=step.phase, completed=step.done, total=step.total, figures=" | ".join(figures)
-            )
+            for place, acceptance in enumerate(step.acceptance or ()):
+                figures[place] += f", acceptance {acceptance:.3f}"
+            shown = " | ".join(figures)
+            progress.update(task, description=step.phase, completed=step.done, total=step.total, figures=shown)
 
 
 def _format(args: argparse.Namespace, checkpoint: Checkpoint) -> str:
@@ -267,30 +262,38 @@ def _format(args: argparse.Namespace, checkpoint: Checkpoint) -> str:
 
 
 def _kinds(text: str) -> tuple[str, ...]:
-    kinds = tuple(kind.strip() for kind in text.split(","))
-    if len(set(kinds)) != len(kinds):
-        raise UsageError(f"--kind {text} names a kind twice")
-    return kinds
+    return _once("--kind", text, tuple(kind.strip() for kind in text.split(",")), "kind")
 
 
 def _layers(text: str) -> tuple[int, ...]:
+    layers = tuple(sorted(_numbers("--exit-layer", text, "layer numbers, as in 3 or 3,6,10")))
+    return _once("--exit-layer", text, layers, "layer")
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(_numbers("--draft-vocabulary", text, "numbers of ids, as in 4096 or 4096,8192,0")))
+
+
+def _numbers(option: str, text: str, what: str) -> list[int]:
     try:
-        layers = tuple(sorted(int(layer) for layer in text.split(",")))
+        return list(map(int, text.split(",")))
     except ValueError:
-        raise UsageError(f"--exit-layer takes layer numbers, as in 3 or 3,6,10, not {quoted(text)}") from None
-    if len(set(layers)) != len(layers):
-        raise UsageError(f"--exit-layer {text} names a layer twice")
-    return layers
+        raise UsageError(f"{option} takes {what}, not {quoted(text)}") from None
+
+
+def _once(option: str, text: str, values: tuple[Value, ...], what: str) -> tuple[Value, ...]:
+    if len(set(values)) != len(values):
+        raise UsageError(f"{option} {text} names a {what} twice")
+    return values
 
 
 def _sizes_of_body(args: argparse.Namespace, begin: HeadFile | None, checkpoint: Checkpoint) -> tuple[int, int]:
     """Of the MLP and of the feedback: as asked for, else as the head has that training begins with."""
-    usual = distillation.default_sizes(checkpoint.config)
+    neurons, rank = distillation.default_sizes(checkpoint.config)
     if begin is not None:
-        usual = begin.info.intermediate_size, begin.info.feedback_rank
-    asked = args.intermediate_size, args.feedback_rank
-    neurons, rank = (default if given is None else given for given, default in zip(asked, usual, strict=True))
-    return neurons, rank
+        neurons, rank = begin.info.intermediate_size, begin.info.feedback_rank
+    neurons = neurons if args.intermediate_size is None else args.intermediate_size
+    return neurons, rank if args.feedback_rank is None else args.feedback_rank
 
 
 def _check_writable(folder: Path) -> None:
@@ -303,15 +306,6 @@ def _check_writable(folder: Path) -> None:
         raise PpsdError(f"cannot write --out to {folder}: {error.strerror}") from None
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(dict.fromkeys(int(size) for size in text.split(",")))
-    except ValueError:
-        raise UsageError(
-            f"--draft-vocabulary takes numbers of ids, as in 4096 or 4096,8192,0, not {quoted(text)}"
-        ) from None
-
-
 def _path(out: str, several_kinds: bool, several_layers: bool, several_sizes: bool) -> Callable[[HeadInfo, int], Path]:
     """The file of a head: `out` itself for one; for several, with kind, exit layer, draft vocabulary in its name."""
     path = Path(out)
@@ -319,10 +313,7 @@ def _path(out: str, several_kinds: bool, several_layers: bool, several_sizes: bo
         raise UsageError(f"--out must end in .safetensors, not {quoted(out)}")
 
     def name(info: HeadInfo, size: int) -> Path:
-        parts = [path.stem]
-        parts += [info.kind] if several_kinds else []
-        parts += [str(info.exit_layer)] if several_layers else []
-        parts += [f"v{size}"] if several_sizes else []
-        return path.with_name("-".join(parts) + path.suffix)
+        parts = ((info.kind, several_kinds), (str(info.exit_layer), several_layers), (f"v{size}", several_sizes))
+        return path.with_name("-".join([path.stem, *(part for part, told in parts if told)]) + path.suffix)
 
     return name
