@@ -69,7 +69,7 @@ def _prompt(fields: dict[str, Any], number: int, line: int) -> NamedPrompt | Non
         case {"article": str(text)}:
             return numbered("cnn-dm", f"Summarize: {text}")
         case {"translation": {**pair}} if len(pair) == 2 and all(isinstance(text, str) for text in pair.values()):
-            source, target = (_LANGUAGES.get(language, language) for language in pair)
+            source, target = (_LANGUAGES.get(str(language), language) for language in pair)
             return numbered("wmt", f"Translate {source} to {target}: {next(iter(pair.values()))}")
     return None
 
