@@ -143,10 +143,14 @@ def test_bytes_per_token(folder):
 def test_oracle_accepts_as_often_as_it_should(folder, acceptance):
     engine = Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="float32", threads=1)
     schedules = {"fixed": parse_schedule("eesd:length=3,stop_rule=fixed"), "elastic": named("elastic")}
-    answers = Answers([Workload("w", ((1, 2, 3), (4, 5)), True)], [200], schedules, [acceptance], repeats=4)
+    workload = Workload("w", ((1, 2, 3), (4, 5)), True, ("x", "y"))
+    answers = Answers([workload], [200], schedules, [acceptance], repeats=4)
     report, whole = measure_generation([engine], answers, {})
     assert whole
-    _, fixed, elastic = report.rows
+    plain, fixed, elastic, *families = report.rows
+    assert [row["workload"] for row in families] == ["x: 1", "y: 1"] * 3
+    assert sum(row["tokens"] for row in families[:2]) == plain["tokens"] == 400
+    assert {row["ratio"].median for row in families[:2]} == {1.0}
     drafts = 4 * 2 * 200 / (1 + acceptance)  # at least; so three deviations are
     tolerance = 3 * (acceptance * (1 - acceptance) / drafts) ** 0.5
     assert fixed["acceptance"] == pytest.approx(acceptance, abs=tolerance)

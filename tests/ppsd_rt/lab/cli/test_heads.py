@@ -1,6 +1,7 @@
 """`ppsd-run heads`: what it says of a head is what the engine does with it; the plot's lines are the planner's."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from support import loud_head
@@ -48,15 +49,17 @@ def test_figures_are_those_of_the_answers(folder, tmp_path):
     seen, schedule = [], "eesd:length=3,stop_rule=fixed"
     measure, whole = measure_head(engine, "loud", prompts, 40, 3, seen.append)
     assert whole
-    accepted = judged = 0
-    for prompt in prompts:
-        messages = [{"role": "user", "content": prompt.prompt}]
-        answer = engine.generate(messages, SamplingParams(max_tokens=40), schedule).run().statistics
-        accepted, judged = accepted + answer.accepted, judged + answer.judged
-    assert measure.acceptance == accepted / judged
-    assert set(measure.by_family) == {"x", "y"}
-    assert len(measure.survival) == 3
-    assert measure.survival == sorted(measure.survival, reverse=True)
+    answers = [
+        engine.generate([{"role": "user", "content": prompt.prompt}], SamplingParams(max_tokens=40), schedule).run()
+        for prompt in prompts
+    ]
+    found = [answer.statistics for answer in answers]
+    assert measure.acceptance == sum(one.accepted for one in found) / sum(one.judged for one in found)
+    assert measure.by_family == {"x": found[0].acceptance, "y": found[1].acceptance}
+    rounds = sum(one.rounds for one in found)
+    reached = [rounds, *(sum(one.accepted_by_position[place] for one in found) for place in (1, 2, 3))]
+    assert measure.survival == [count / rounds for count in reached[1:]]
+    assert measure.by_position == [now / max(before, 1) for before, now in pairwise(reached)]
     assert seen == [0, 1]
 
 
