@@ -35,23 +35,6 @@ class Pipeline:
     split: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Case:
-    pipeline: Pipeline
-    link_ms: float
-    acceptance: float
-    name: str
-    schedule: Schedule
-
-    @property
-    def costs(self) -> StageCosts:
-        return self.pipeline.costs(self.link_ms / 1e3)
-
-    @property
-    def cell(self) -> tuple[int, float, float]:
-        return self.pipeline.stages, self.link_ms, self.acceptance
-
-
 def run(args: argparse.Namespace) -> int:
     if args.cluster:
         return run_cluster(args, _model(args))
@@ -62,19 +45,19 @@ def run(args: argparse.Namespace) -> int:
     model = _model(args)
     pipelines = _pipelines(args, model)
     _check_work(args.tokens, pipelines)
-    every = product(pipelines, args.link_ms, args.acceptance, schedules.items())
-    cases = [Case(pipeline, link, chance, *named) for pipeline, link, chance, named in every]
+    combinations = list(product(pipelines, args.link_ms, args.acceptance))
     inputs = (args.model, args.exit_head) if args.measured else ()
     rows: list[dict[str, Any]] = []
     whole = True
     with TraceFile(args.trace, inputs) if args.trace else nullcontext() as trace:
         try:
-            for case in cases:
-                costs, tokens, seed = case.costs, args.tokens, args.seed
-                found = simulate(case.schedule, costs, case.acceptance, tokens, seed, trace=True, second=args.second)
-                if trace and case.cell == cases[0].cell:  # the first combination's answers
-                    trace.add(found.spans, case.name)
-                rows.append(_row(case, found))
+            for (pipeline, link_ms, chance), (name, schedule) in product(combinations, schedules.items()):
+                costs = pipeline.costs(link_ms / 1e3)
+                found = simulate(schedule, costs, chance, args.tokens, args.seed, trace=True, second=args.second)
+                if trace and (pipeline, link_ms, chance) == combinations[0]:
+                    trace.add(found.spans, name)
+                case = {"stages": pipeline.stages, "link_ms": link_ms, "acceptance": chance, "schedule": name}
+                rows.append({**case, **_figures(found, costs, closed_form(schedule, costs, chance))})
         except KeyboardInterrupt:
             if not rows:
                 raise
@@ -177,19 +160,14 @@ def _exclude(args: argparse.Namespace, option: str, others: Sequence[str]) -> No
 # -- what came of it ---------------------------------------------------------------------------------------------------
 
 
-def _row(case: Case, simulation: Simulation) -> dict[str, Any]:
-    costs, statistics = case.costs, simulation.statistics
+def _figures(found: Simulation, costs: StageCosts, formula: float | None) -> dict[str, Any]:
     return {
-        "stages": case.pipeline.stages,
-        "link_ms": case.link_ms,
-        "acceptance": case.acceptance,
-        "schedule": case.name,
-        "tokens_per_second": simulation.tokens_per_second,
-        "speedup": simulation.tokens_per_second * costs.plain_step,
-        "closed_form": closed_form(case.schedule, costs, case.acceptance),
-        **utilisation(simulation.spans, case.pipeline.stages, len(simulation.tokens), simulation.seconds),
-        "dropped_drafts": statistics.dropped,
-        "tokens_per_round": statistics.tokens_per_round,
+        "tokens_per_second": found.tokens_per_second,
+        "speedup": found.tokens_per_second * costs.plain_step,
+        "closed_form": formula,
+        **utilisation(found.spans, 1 + len(costs.stages), len(found.tokens), found.seconds),
+        "dropped_drafts": found.statistics.dropped,
+        "tokens_per_round": found.statistics.tokens_per_round,
     }
 
 

@@ -25,13 +25,18 @@ svg { --page: #fff; --text: #1f2328; --line: #d1d9e0; --dim: #59636e; --ok: #1a7
 .page { fill: var(--page) } text { fill: var(--text); white-space: pre } .dim { fill: var(--dim) }
 .mono { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: 11px }
 .line { stroke: var(--line); stroke-dasharray: 3 3 } .now { stroke: var(--text) } rect { rx: 4px }
-.accepted { fill: var(--ok-fill); stroke: var(--ok) } .rejected { fill: var(--no-fill); stroke: var(--no) }
-.dropped { fill: none; stroke: var(--dim); stroke-dasharray: 4px 3px } .row { fill: none; stroke: var(--dim) }
-.flying { fill: var(--fly-fill); stroke: var(--fly) } .verify { fill: var(--pass-fill); stroke: var(--pass) }
 .drafted { fill: var(--ok) } .own { fill: var(--no) } .plain { fill: var(--text) }
 """
-_FLYING = "fill: var(--fly-fill); stroke: var(--fly); stroke-dasharray: none"
-_PASS = "fill: var(--pass-fill); stroke: var(--pass); stroke-dasharray: none"
+_SOLID = "stroke-dasharray: none"
+_LOOKS = {  # of blocks, by their classes; all say how their edges are, for an animation may change one into another
+    "accepted": f"fill: var(--ok-fill); stroke: var(--ok); {_SOLID}",
+    "rejected": f"fill: var(--no-fill); stroke: var(--no); {_SOLID}",
+    "dropped": "fill: none; stroke: var(--dim); stroke-dasharray: 4px 3px",
+    "row": f"fill: none; stroke: var(--dim); {_SOLID}",
+    "flying": f"fill: var(--fly-fill); stroke: var(--fly); {_SOLID}",
+    "verify": f"fill: var(--pass-fill); stroke: var(--pass); {_SOLID}",
+}
+_STYLE += "".join(f".{name} {{ {look} }}\n" for name, look in _LOOKS.items())
 
 
 class _Animation:
@@ -144,16 +149,9 @@ def _drafts(recording: Recording, scale: float, animation: _Animation) -> list[s
         kind, more = "dropped" if name.startswith("dropped") else "row", ""
         if drawn:
             kind = drawn[-1].fate
-            more = animation.until(drawn[-1].judged, _FLYING, _look(kind))
+            more = animation.until(drawn[-1].judged, _LOOKS["flying"], _LOOKS[kind])
         parts += _block(track, begin, end, scale, kind, "".join(draft.text for draft in drawn), more)
     return parts
-
-
-def _look(fate: str) -> str:
-    if fate == "dropped":
-        return "fill: none; stroke: var(--dim); stroke-dasharray: 4px 3px"
-    colour = {"accepted": "ok", "rejected": "no"}[fate]
-    return f"fill: var(--{colour}-fill); stroke: var(--{colour}); stroke-dasharray: none"
 
 
 def _passes(recording: Recording, scale: float, animation: _Animation) -> list[str]:
@@ -162,7 +160,7 @@ def _passes(recording: Recording, scale: float, animation: _Animation) -> list[s
         if not track:
             continue
         dropped = name.startswith("dropped")
-        more = animation.until(end, _PASS, _look("dropped")) if dropped else ""
+        more = animation.until(end, _LOOKS["verify"], _LOOKS["dropped"]) if dropped else ""
         label = f"{rows} token{'s' * (rows != 1)}"
         parts += _block(track, begin, end, scale, "dropped" if dropped else "verify", label, more)
     return parts
