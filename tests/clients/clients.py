@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from inspect import isfunction
 from pathlib import Path
 
 os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -24,7 +25,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "description": "of
 CITIES = ("Rome", "Bern")
 
 
-def called(calls):
+def _called(calls):
     [call] = calls
     assert call.function.name == "weather"
     assert json.loads(call.function.arguments)["city"] in CITIES
@@ -41,7 +42,7 @@ def openai_chat():
         messages=ASKED, tool_choice="required", parallel_tool_calls=False, **asked
     ).choices[0]
     assert reply.finish_reason == "tool_calls"
-    call = called(reply.message.tool_calls)
+    call = _called(reply.message.tool_calls)
     history = [*ASKED, reply.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
     assert client.chat.completions.create(messages=history, **asked).choices
     assert client.chat.completions.create(messages=[*ASKED, free.model_dump(), *ASKED], **asked).choices
@@ -63,21 +64,21 @@ def openai_responses():
     assert client.responses.create(input=[*ASKED, call, result], **asked).output
 
 
-def by_node(name):
+def _by_node(name):
     script = NODE / name
     script.write_text((HERE / name).read_text())  # beside the packages
     subprocess.run(["node", script, URL, MODEL], check=True, cwd=NODE, timeout=300)
 
 
 def openai_npm():
-    by_node("run_tools.mjs")
+    _by_node("run_tools.mjs")
 
 
 def vercel():
-    by_node("vercel.mjs")
+    _by_node("vercel.mjs")
 
 
-def by_program(command, **variables):
+def _by_program(command, **variables):
     """Standard output of a program of npm's, in a home of its own."""
     with tempfile.TemporaryDirectory(dir=NODE) as home:
         for name, text in variables.pop("files").items():
@@ -101,7 +102,7 @@ def codex():
     config = f'model = "{MODEL}"\nmodel_provider = "local"\ncheck_for_update_on_startup = false\n'
     config += f"[analytics]\nenabled = false\n[model_providers.local]\n{provider}stream_max_retries = 0\n"
     command = ["codex", "exec", "--skip-git-repo-check", "--sandbox", "read-only", "Say hello."]
-    assert by_program(command, files={"config.toml": config}).strip()
+    assert _by_program(command, files={"config.toml": config}).strip()
 
 
 def opencode():
@@ -111,7 +112,7 @@ def opencode():
     config = {**named, "autoupdate": False, "share": "disabled", "provider": {"local": local}}
     off = dict.fromkeys(("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD"), "1")
     off = {f"OPENCODE_DISABLE_{name}": value for name, value in off.items()}
-    assert by_program(["opencode", "run", "Say hello."], files={"opencode.json": json.dumps(config)}, **off).strip()
+    assert _by_program(["opencode", "run", "Say hello."], files={"opencode.json": json.dumps(config)}, **off).strip()
 
 
 def openai_agents():
@@ -168,7 +169,7 @@ def litellm():
 
     asked = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": "none"}
     required = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
-    called(litellm.completion(messages=ASKED, max_tokens=60, **required, **asked).choices[0].message.tool_calls)
+    _called(litellm.completion(messages=ASKED, max_tokens=60, **required, **asked).choices[0].message.tool_calls)
     cached = [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]
     assert litellm.completion(messages=[{"role": "user", "content": cached}], max_tokens=8, **asked).choices
     assert litellm.responses(input="hi", max_output_tokens=12, **asked).output
@@ -261,26 +262,7 @@ def guidellm():
     assert (totals["successful"], totals["errored"]) == (10, 0), totals
 
 
-CLIENTS = {
-    client.__name__: client
-    for client in (
-        openai_chat,
-        openai_responses,
-        openai_npm,
-        openai_agents,
-        vercel,
-        codex,
-        opencode,
-        anthropic,
-        ollama,
-        litellm,
-        instructor,
-        pydantic_ai,
-        langchain,
-        lm_eval,
-        guidellm,
-    )
-}
+CLIENTS = {name: one for name, one in list(globals().items()) if isfunction(one) and not name.startswith("_")}
 
 
 def main() -> int:

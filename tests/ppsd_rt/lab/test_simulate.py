@@ -8,33 +8,16 @@ from hypothesis import strategies as st
 from toys import schedules
 
 from ppsd_rt._native import testing
-from ppsd_rt.lab.simulate import equal_stages, pipeline_costs, simulate, speedup, table, utilisation
+from ppsd_rt.lab.simulate import equal_stages, pipeline_costs, simulate, table, utilisation
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
 
 PPSD = named("ppsd")
 
 
-def published_speedup(stages, acceptance):
-    """PPSD, n equal stages on n devices, the draft stage among them: n / (alpha + (1 - alpha) n).
-
-    What it assumes: chunks of 1, so that a token leaves the last stage every 1/n; drafting overlaps and may run at
-    least n - 1 tokens ahead; the exit head costs nothing; a rejected token costs the whole depth of the pipeline, for
-    the next one starts at the draft stage; messages take no time.
-    """
-    return stages / (acceptance + (1 - acceptance) * stages)
-
-
 def enough(acceptance):
     """Tokens for the mean to be within 2 %."""
     return 20_000 if 0 < acceptance < 1 else 1500
-
-
-@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 1.0])
-@pytest.mark.parametrize("stages", [2, 5, 8])
-def test_published_ppsd(stages, acceptance):
-    got = speedup(PPSD, equal_stages(stages), acceptance, enough(acceptance))
-    assert got == pytest.approx(published_speedup(stages, acceptance), rel=0.02)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])

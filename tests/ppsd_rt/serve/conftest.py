@@ -7,12 +7,15 @@ from support import tiny_model, write_model
 from ppsd_rt import Engine
 
 
-@pytest.fixture(scope="session")
-def engine(tmp_path_factory):
-    folder = write_model(tmp_path_factory.mktemp("serve") / "model", tiny_model(3))
+def loaded(folder):
     engine = Engine.from_pretrained(folder, dtype="float32", threads=1, exit_head="norm:2")
     engine.name = NAME
     return engine
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory):
+    return loaded(write_model(tmp_path_factory.mktemp("serve") / "model", tiny_model(3)))
 
 
 @pytest.fixture(scope="session")
@@ -24,10 +27,7 @@ def served(engine):
 @pytest.fixture(scope="session")
 def roomy(tmp_path_factory):
     """An engine whose context holds an explanation of tools."""
-    folder = write_model(tmp_path_factory.mktemp("roomy") / "model", max_position_embeddings=4096)
-    engine = Engine.from_pretrained(folder, dtype="float32", threads=1, exit_head="norm:2")
-    engine.name = NAME
-    return engine
+    return loaded(write_model(tmp_path_factory.mktemp("roomy") / "model", max_position_embeddings=4096))
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,9 @@ def test_sizes(engine):
     with serving(engine, most_body=2000, most_prompt=50, most_answer=8) as served:
         sized = served.http.post("/v1/completions", json={"prompt": "a" * 3000})
         unsized = served.http.post(
-            "/v1/completions", content=iter([b"{" + b" " * 3000]), headers={"Content-Type": "application/json"}
+            "/v1/completions",
+            content=iter([b"{", b" " * 1500, b" " * 1500]),
+            headers={"Content-Type": "application/json"},
         )
         for reply in (sized, unsized):
             assert reply.status_code == 413

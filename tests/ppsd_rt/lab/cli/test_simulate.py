@@ -38,18 +38,8 @@ def rows(run):
 
 
 def test_sweeps_multiply(rows):
-    swept, result = rows(
-        "--stages",
-        "2,3,4",
-        "--acceptance",
-        "0.5,0.9",
-        "--link-ms",
-        "0,1",
-        "--schedule",
-        "ppsd",
-        "--schedule",
-        "elastic",
-    )
+    lists = ("--stages", "2,3,4", "--acceptance", "0.5,0.9", "--link-ms", "0,1")
+    swept, result = rows(*lists, "--schedule", "ppsd", "--schedule", "elastic")
     cells = [(row["stages"], row["acceptance"], row["link_ms"], row["schedule"]) for row in swept]
     assert len(set(cells)) == len(cells) == 3 * 2 * 2 * 2
     assert len(result["fastest"]) == 3 * 2 * 2
