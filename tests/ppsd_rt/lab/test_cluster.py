@@ -19,6 +19,7 @@ def test_one_answer_alone_takes_its_prompt_and_a_pass_for_each_token():
     (answered,) = cluster.answered
     assert (answered.first, answered.ended) == (2.5, 4.0)
     assert (answered.wait, answered.pace) == (0.5, 0.5)
+    assert run([Replica((1.0,), early=0.4, row_share=0.5)], requests(0.0, prompt=3, answer=1)).now == pytest.approx(2.0)
 
 
 def test_answers_share_passes_up_to_the_batch():
