@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from kernel_support import DEVICE
 from support import slow
 
-from ppsd_rt.cuda.weights import QUANTISED, DeviceWeights
+from ppsd_rt.cuda.weights import QUANTISED, DeviceWeights, weight_bytes
 from ppsd_rt.errors import UsageError
 from ppsd_rt.lab.bench.device_kernels import KERNELS, measure_device_kernels
 from ppsd_rt.models.config import LlamaConfig
@@ -31,6 +31,7 @@ def test_every_kernel_is_measured(format):
     assert list(rows) == list(KERNELS)
     cache = 2 * 40 * 16 * weights.dtype.itemsize
     assert rows["attention"]["bytes"] == cache
+    assert rows["qkv"]["bytes"] == weight_bytes(weights.layers[0].qkv) + weight_bytes(weights.layers[0].kv)
     assert rows["pass"]["bytes"] == rows["plain_step"]["bytes"] == weights.bytes + 2 * cache
     assert rows["draft_step"]["bytes"] == weights.draft_bytes + 2 * cache
     assert rows["plain_step"]["rows"] == 1

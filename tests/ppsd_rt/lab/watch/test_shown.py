@@ -22,6 +22,7 @@ SMALL = Recording(
         ("verify", 1, 2, 1000.0, 3000.0),
         ("draft", 0, 1, 2000.0, 2900.0),
         ("dropped draft", 0, 1, 2900.0, 3100.0),
+        ("dropped verify", 1, 1, 3000.0, 3200.0),
         ("verify", 1, 1, 3200.0, 5000.0),
     ),
     (
@@ -155,6 +156,6 @@ def test_the_animation_is_one_svg_that_shows_what_was_recorded():
     assert " sky is ↺ roll back" in found
     assert {"The", " sky", " is", "blue"} <= set(found)
     kinds = [rect.get("class") for rect in root.iter(f"{svg}rect")]
-    assert (kinds.count("accepted"), kinds.count("rejected"), kinds.count("dropped")) == (1, 1, 2)
+    assert (kinds.count("accepted"), kinds.count("rejected"), kinds.count("dropped")) == (1, 1, 3)
     assert kinds.count("verify") == 2
     assert "\x1b" not in source
