@@ -63,22 +63,22 @@ COMMANDS = {
     "list": Command(
         "list the models that are here: in the cache folder and in the hub's cache",
         ("ppsd-run list", "ppsd-run list --json"),
-        "cli.models:list_models",
+        "cli.cache:list_models",
     ),
     "rm": Command(
         "remove a model that is here",
         ("ppsd-run rm smollm2-135m", "ppsd-run rm org/name --yes"),
-        "cli.models:remove",
+        "cli.cache:remove",
     ),
     "pull": Command(
         "fetch a model into the cache",
         ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct"),
-        "cli.models:pull",
+        "cli.cache:pull",
     ),
     "convert": Command(
         "turn a GGUF file into a model folder",
         ("ppsd-run convert model.gguf model/", "ppsd-run convert --dtype bfloat16 model.gguf model/"),
-        "cli.models:convert",
+        "cli.cache:convert",
     ),
     "distill": Command(
         "train an exit head on text that the model writes itself",
@@ -106,7 +106,7 @@ COMMANDS = {
     "calibrate": Command(
         "measure again what the auto schedule works with",
         ("ppsd-run calibrate", "ppsd-run calibrate -m model.gguf --threads 4"),
-        "cli.calibrate:run",
+        "cli.info:calibrate",
     ),
     "cache": Command(
         "list or empty the cache folder",
