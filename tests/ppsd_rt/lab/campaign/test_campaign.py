@@ -155,7 +155,7 @@ def test_it_finds_what_differs_and_one_case_shows_it_again(check, monkeypatch):
     differences = json.loads(out)["differences"]
     assert status == 1
     assert {d["position"] for d in differences} == {2}
-    assert all(None not in d["logits"] for d in differences)
+    assert all(None not in d["logits"] and d["ids"][1] == d["ids"][0] ^ 1 for d in differences)
     assert "DIFFERENT case 0, answer " in err
     again, shown, err = check("--case", 0)
     assert again == 1
