@@ -69,17 +69,14 @@ def load_one_process(args: argparse.Namespace) -> Engine:
             "--stages A,B,... says how many layers each rank or each device has: start ranks with torchrun, or name "
             "several devices"
         )
-    return Engine.from_pretrained(
-        args.model,
-        exit_head=args.exit_head,
-        backend=args.backend,
-        device=args.device,
-        dtype=args.dtype,
-        threads=args.threads,
-        stages=1 if over_ranks else args.stages,
-        kv_dtype=args.kv_dtype,
-        kv_memory=args.kv_memory,
-    )
+    return engine_of(args, stages=1 if over_ranks else args.stages)
+
+
+def engine_of(args: argparse.Namespace, **changes: Any) -> Engine:
+    """As the options of a command say that it has, with these changes."""
+    names = ("exit_head", "backend", "device", "dtype", "threads", "stages", "kv_dtype", "kv_memory")
+    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    return Engine.from_pretrained(args.model, **given | changes)
 
 
 def note_threads(given: int | list[int]) -> None:

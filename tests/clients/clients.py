@@ -4,13 +4,13 @@ FOLDER: of the model, for clients that need its tokenizer or compare with transf
 the exit status is 1 where one fails. `make clients` makes the environment, starts the server and runs this.
 """
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import traceback
-from inspect import isfunction
 from pathlib import Path
 
 os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -262,7 +262,7 @@ def guidellm():
     assert (totals["successful"], totals["errored"]) == (10, 0), totals
 
 
-CLIENTS = {name: one for name, one in list(globals().items()) if isfunction(one) and not name.startswith("_")}
+CLIENTS = {name: one for name, one in list(globals().items()) if inspect.isfunction(one) and not name.startswith("_")}
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ... import _native
 from ...cli import signals
-from ...cli.common import NamedPrompt, as_chat, given_text, table
+from ...cli.common import NamedPrompt, as_chat, engine_of, given_text, table
 from ...cli.info import machine
 from ...cli.notes import complain
 from ...cli.progress import progress_bar
@@ -99,8 +99,7 @@ def _kernels(args: argparse.Namespace) -> tuple[Report, bool]:
     sweeps = Sweeps(args.dtype, threads, args.rows, args.kernels, isas, args.context, args.repeats)
 
     def load(dtype: str) -> Engine:
-        model, head = args.model, args.exit_head
-        return Engine.from_pretrained(model, exit_head=head, backend="cpu", dtype=dtype, threads=max(threads))
+        return engine_of(args, backend="cpu", dtype=dtype, threads=max(threads))
 
     with progress_bar("measuring") as advance:
         try:
@@ -119,8 +118,7 @@ def _device_kernels(args: argparse.Namespace) -> tuple[Report, bool]:
 
     if len(args.dtype) > 1:
         raise UsageError("on a GPU one number format at a time is measured: give one --dtype")
-    head, dtype = args.exit_head, args.dtype[0]
-    engine = Engine.from_pretrained(args.model, exit_head=head, backend="cuda", device=args.device, dtype=dtype)
+    engine = engine_of(args, backend="cuda", dtype=args.dtype[0], threads=None)
     assert isinstance(engine.backend, CudaBackend)
     facts = run_facts("device-kernels", args.model)
     with progress_bar("measuring") as advance:
@@ -134,15 +132,7 @@ def _generate(args: argparse.Namespace) -> tuple[Report, bool]:
     sampling = SamplingParams(temperature=args.temperature, seed=args.seed)
     prompts = _named_prompts(args)
     engines = [
-        Engine.from_pretrained(
-            args.model,
-            exit_head=args.exit_head,
-            backend=args.backend,
-            device=args.device,
-            dtype=dtype,
-            threads=threads,
-            kv_dtype=kv_dtype,
-        )
+        engine_of(args, dtype=dtype, threads=threads, kv_dtype=kv_dtype)
         for dtype, kv_dtype, threads in product(args.dtype, args.kv_dtype, _threads(args))
     ]
     if args.schedule is None and (engines[0].head is not None or engines[0].backend.copies):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...backend import kv_dtype_of
+from ...cli.common import engine_of
 from ...cli.progress import progress_bar
 from ...engine import Engine
 from ...errors import UsageError
@@ -159,15 +160,8 @@ def run(args: argparse.Namespace) -> int:
 def _engine(args: argparse.Namespace, name: str, kv_dtype: str = "auto") -> Engine:
     """name: FORMAT, or BACKEND:FORMAT."""
     backend, separator, dtype = name.rpartition(":")
-    return Engine.from_pretrained(
-        args.model,
-        exit_head="none",
-        backend=backend if separator else args.backend,
-        device=args.device,
-        dtype=dtype,
-        threads=args.threads,
-        kv_dtype=kv_dtype,
-    )
+    changes = {"backend": backend} if separator else {}
+    return engine_of(args, exit_head="none", dtype=dtype, kv_dtype=kv_dtype, **changes)
 
 
 def _labels(engine: Engine) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._native import Costs
-from ...cli.common import NamedPrompt, as_chat
+from ...cli.common import NamedPrompt, as_chat, engine_of
 from ...cli.progress import progress_bar
 from ...cpu.backend import CpuBackend
 from ...engine import Engine
@@ -180,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
     plot = PlotFile(args.plot, [args.prompts, args.model, *args.heads]) if args.plot else None
     measures: list[HeadMeasure] = []
     whole = True
-    engines = {name: _engine(args, name) for name in args.heads}
+    engines = {name: engine_of(args, exit_head=name, backend="cpu", device="cpu") for name in args.heads}
     if none := [name for name, engine in engines.items() if engine.head is None]:
         raise UsageError(f"{none[0]} is no exit head: nothing can be drafted")
     with progress_bar("drafting") as advance:
@@ -211,8 +211,3 @@ def run(args: argparse.Namespace) -> int:
 def _short(name: str) -> str:
     """Of a file, a folder or a hub name, what is last in it."""
     return Path(name).name.removesuffix(".safetensors")
-
-
-def _engine(args: argparse.Namespace, name: str) -> Engine:
-    given = {"exit_head": name, "backend": "cpu", "device": "cpu", "dtype": args.dtype, "threads": args.threads}
-    return Engine.from_pretrained(args.model, **given)

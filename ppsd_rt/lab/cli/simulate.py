@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from ..._native import StageCosts
-from ...cli.common import load_engine
+from ...cli.common import engine_of
 from ...errors import PpsdError, UsageError
 from ...pipeline.schedule import Auto, Schedule, parse_schedule
 from ...planning.closed_forms import closed_form
@@ -90,10 +90,7 @@ def _model(args: argparse.Namespace) -> ModelCosts | None:
     if not args.measured:
         return None
     _exclude(args, "measured", ("token_ms", "stage_ms", "head_ms", "row_share"))
-    args.backend, args.device, args.kv_dtype, args.kv_memory = "cpu", "auto", "auto", None  # as load_engine takes them
-    args.stages, stages = 1, args.stages
-    engine = load_engine(args)
-    args.stages = stages
+    engine = engine_of(args, backend="cpu", stages=1)
     if engine.head is None:
         raise PpsdError(f"{engine.name} has no exit head to measure: give --exit-head")
     if args.row_bytes is None:
