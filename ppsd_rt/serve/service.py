@@ -136,21 +136,17 @@ class Service:
         """
         room = self.settings.most_answer or self.context
         temperature = 1.0 if request.temperature is None else request.temperature
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        same = ("top_p", "min_p", *penalties, "stop_token_ids", "ignore_eos")
         given: dict[str, Any] = {
+            **{name: getattr(request, name) for name in same},
             "max_tokens": min(request.most_tokens or room, room),
             "temperature": temperature if temperature >= LEAST_TEMPERATURE else 0.0,
-            "top_p": request.top_p,
             "top_k": None if request.top_k is None else max(0, request.top_k),
-            "min_p": request.min_p,
-            "repetition_penalty": request.repetition_penalty,
-            "presence_penalty": request.presence_penalty,
-            "frequency_penalty": request.frequency_penalty,
             "logit_bias": {int(id): bias for id, bias in (request.logit_bias or {}).items()},
             "logprobs": request.most_probable,
             "grammar": grammar,
             "stop": request.stops,
-            "stop_token_ids": request.stop_token_ids,
-            "ignore_eos": request.ignore_eos,
             "skip_special_tokens": False if shows_special else request.skip_special_tokens,
             "min_tokens": request.min_tokens or None,
             "seed": None if request.seed in (None, -1) else request.seed % 2**64,

@@ -22,7 +22,7 @@ CONFIG = LlamaConfig.from_dict(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("format", ["float32" if DEVICE == "cpu" else "bfloat16", slow("int8")])
+@pytest.mark.parametrize("format", ["float32" if DEVICE == "cpu" else "bfloat16", slow("int4")])
 def test_every_kernel_is_measured(format):
     weights = DeviceWeights.random(CONFIG, format, DEVICE).with_random_head("layer", 1, range(32))
     report, whole = measure_device_kernels(weights, (), [3], [40], 1, {"model": "tiny"})
