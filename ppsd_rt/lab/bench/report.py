@@ -66,8 +66,8 @@ class Report:
         if format in ("csv", "md"):
             return (self._csv() if format == "csv" else self._markdown()).removesuffix("\n")
         if format == "jsonl":
-            return self._jsonl() + self.summary_line()
-        return _json({**self.facts, **self.summary, "rows": [_plain(row) for row in self.rows]})
+            return "".join(_json(row) + "\n" for row in self.rows) + self.summary_line()
+        return _json({**self.facts, **self.summary, "rows": self.rows})
 
     def summary_line(self) -> str:
         return _json({**self.facts, **self.summary})
@@ -92,13 +92,6 @@ class Report:
         writer.writerows(flat)
         return text.getvalue()
 
-    def _jsonl(self) -> str:
-        return "".join(_json(_plain(row)) + "\n" for row in self.rows)
-
-
-def _plain(row: Row) -> dict[str, Any]:
-    return {key: value.as_dict() if isinstance(value, Spread) else value for key, value in row.items()}
-
 
 def _flat(row: Row) -> dict[str, Any]:
     flat: dict[str, Any] = {}
@@ -111,4 +104,4 @@ def _flat(row: Row) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=Spread.as_dict)
