@@ -1,7 +1,9 @@
 """`ppsd-run check`: plain and speculative decoding side by side over many prompts; every id must be the same."""
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 from ...cli.common import NamedPrompt, as_chat, load_engine, load_one_process, print_json, table
 from ...cli.notes import complain
@@ -72,18 +74,15 @@ def run(args: argparse.Namespace) -> int:
     if not schedules:
         raise PpsdError(f"{args.model} has no exit head, so there is nothing to check; give --exit-head")
     plain = engine
-    if (
-        args.engine is not None
-    ):  # over ranks: against plain decoding in one process, and plain over ranks is checked too
+    if args.engine is not None:  # over ranks: against plain decoding in one process, and plain is checked too
         plain = load_one_process(args)
         schedules = {"plain over ranks": PLAIN, **schedules}
     seen: dict[tuple[str, str], Seen] = {}
-    whole = True
+    whole, done, total = True, count(1), len(prompts) * len(samplings) * (1 + len(schedules))
     with progress_bar("checking", transient=True) as advance:
         try:
-            for number, prompt in enumerate(prompts):
-                _check(engine, plain, prompt, samplings, schedules, args, seen)
-                advance(number + 1, len(prompts))
+            for prompt in prompts:
+                _check(engine, plain, prompt, samplings, schedules, args, seen, lambda: advance(next(done), total))
         except KeyboardInterrupt:
             if not seen:
                 raise
@@ -109,17 +108,20 @@ def _check(
     schedules: dict[str, Schedule | Auto],
     args: argparse.Namespace,
     seen: dict[tuple[str, str], Seen],
+    tick: Callable[[], None],
 ) -> None:
-    """All answers to a prompt, each beside the plain one, which `reference` gives."""
+    """All answers to a prompt, each beside the plain one, which `reference` gives. tick: after each of them."""
     ids = engine.encode(as_chat(engine, prompt.prompt, args.raw))
     for sampling, params in samplings.items():
         params = replace(params, max_tokens=args.max_tokens)
         plain = reference.generate(ids, params, PLAIN).run()
         seen.setdefault((sampling, "plain"), Seen()).answers.append(plain.statistics)
+        tick()
         for name, schedule in schedules.items():
             completion = engine.generate(ids, params, schedule).run()
             its = seen.setdefault((sampling, name), Seen())
             its.answers.append(completion.statistics)
+            tick()
             if plain.ids != completion.ids:
                 place, (plain_id, id), (plain_logit, logit) = departure(reference, ids, plain.ids, completion.ids)
                 its.differences.append(
