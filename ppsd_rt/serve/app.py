@@ -18,7 +18,7 @@ from .answers import Answers
 from .chat import Chat, ChatShape, as_chat
 from .completions import CompletionShape
 from .errors import AnyErrorReply, ApiError, answer_bug, answer_error
-from .guard import NOTED, Guard, Head, Observe
+from .guard import NOTED, Guard, Observe
 from .messages import MessagesRequest, MessagesShape
 from .ollama import add_ollama
 from .page import markdown_response, page_response
@@ -36,7 +36,7 @@ _STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": _EVENT}}}
 def make_app(service: Service) -> ASGIApp:
     """All of the server that is not the network."""
     settings = service.settings
-    app: ASGIApp = Head(Guard(make_paths(service), settings))
+    app: ASGIApp = Guard(make_paths(service), settings)
     if settings.origins:  # before the guard: a browser asks for leave without a key
         headers = ["x-request-id", "retry-after"]
         app = CORSMiddleware(
