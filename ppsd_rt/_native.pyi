@@ -205,6 +205,9 @@ class Loop:
     def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int:
         """Over ranks: words of a pass that is to leave, once there is one; 0: none so far."""
 
+    def draft_with(self, model: Model) -> bool:
+        """Over ranks: with this model's exit head, of the same sizes; False: some answers have not ended."""
+
     def land(self, verdict: npt.NDArray[np.int32]) -> None:
         """Over ranks: what came back from the last one. From another thread than `work`."""
 

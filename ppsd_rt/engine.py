@@ -149,8 +149,8 @@ class Engine:
         exit_head: the one to begin with. Raises UsageError where this backend cannot; PpsdError for a folder of another
         model, or one that another process keeps answers in.
         """
-        if self.backend.name != "cpu":
-            raise UsageError("--learn needs the cpu backend: leave it out with torch, cuda and ranks")
+        if self.backend.name not in ("cpu", "ranks"):
+            raise UsageError("--learn needs the cpu backend: leave it out with torch and cuda")
         from .learning.learner import Learner
 
         self.learner = Learner(self, folder, exit_head)

@@ -171,6 +171,14 @@ void bind_decoding(py::module_& m) {
           },
           py::arg("out"), py::arg("milliseconds"))
       .def(
+          "draft_with",
+          [](PyLoop& loop, const PyModel& model) {
+            chain_of(loop);
+            const py::gil_scoped_release release;
+            return loop.loop().draft_with(model.model);
+          },
+          py::arg("model"))
+      .def(
           "land",
           [](PyLoop& loop, const py::array_t<int32_t, py::array::c_style>& verdict) {
             Chain& chain = chain_of(loop);

@@ -9,35 +9,45 @@
 
 namespace ppsd {
 
+CpuPasses::Drafting::Drafting(const CpuModel& model, int members)
+    : early(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, 0, model.exit_layer), members),
+      exit(*model.kernels, model.shape, model.format, model.kv, pointers(model.exit_layers, 0, int(model.exit_layers.size())), members,
+           early.end()),
+      feedback(*model.kernels, model.shape, model.exit_feedback, members),
+      head(model.drafts() ? std::make_unique<Head>(*model.kernels, model.shape, model.drafting_head(), members) : nullptr) {
+  exit.followed_by(&model.drafting_head().lm_head);
+  early.followed_by(exit.size() > 0 ? &model.exit_layers.front().qkv : &model.drafting_head().lm_head);
+}
+
 CpuPasses::CpuPasses(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, const std::vector<int>& keep, bool late)
     : Passes(std::move(model), std::move(team)),
-      early_(*model_->kernels, model_->shape, model_->format, model_->kv, pointers(model_->layers, 0, model_->exit_layer),
-             members()),
-      exit_(*model_->kernels, model_->shape, model_->format, model_->kv,
-            pointers(model_->exit_layers, 0, int(model_->exit_layers.size())), members(), early_.end()),
+      drafting_(std::make_unique<Drafting>(*model_, members())),
       eagle_(model_->eagle ? std::make_unique<CpuEagleStack>(*model_->kernels, *model_->eagle, model_->format, model_->kv,
-                                                          members(), exit_.end())
+                                                          members(), drafting_->exit.end())
                            : nullptr),
       late_(*model_->kernels, model_->shape, model_->format, model_->kv,
             pointers(model_->layers, model_->exit_layer, late ? model_->shape.num_layers : model_->exit_layer), members(),
-            eagle_ ? eagle_->end() : exit_.end()),
-      kept_width_(keep.size() * size_t(model_->shape.hidden_size)),
-      feedback_(*model_->kernels, model_->shape, model_->exit_feedback, members()) {
+            eagle_ ? eagle_->end() : drafting_->exit.end()),
+      kept_width_(keep.size() * size_t(model_->shape.hidden_size)) {
   use(nullptr);
-  if (model_->drafts())
-    exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->drafting_head(), members());
-  if (!keep.empty() && early_.size() > 0) throw std::runtime_error("hidden states are kept without an exit head");
+  if (!keep.empty() && drafting_->early.size() > 0) throw std::runtime_error("hidden states are kept without an exit head");
   if (late) {
     late_.tap(eagle_ ? model_->eagle->taps : keep);
     head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->head, members());
     late_.followed_by(&model_->head.lm_head);
   }
-  exit_.followed_by(&model_->drafting_head().lm_head);
-  early_.followed_by(lags() ? &model_->exit_layers.front().qkv : &model_->drafting_head().lm_head);
   const size_t floats = size_t(kPassRows) * model_->shape.hidden_size;
   exits_.resize(floats);
   drawn_from_.resize(floats);
   states_.resize(floats);
+}
+
+void CpuPasses::draft_with(std::shared_ptr<const CpuModel> model) {
+  if (head_ || eagle_) throw std::logic_error("the late layers here are of the model before");
+  auto drafting = std::make_unique<Drafting>(*model, members());
+  if (drafting->exit.end() != drafting_->exit.end()) throw std::runtime_error("this exit head has other sizes");
+  drafting_ = std::move(drafting);
+  model_ = std::move(model);
 }
 
 double CpuPasses::draft_share() const {
@@ -74,25 +84,25 @@ void CpuPasses::embed(const int* ids, int rows, float* x) {
 
 bool CpuPasses::early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
                    const Cancelled& cancelled) {
-  if (early_.size() == 0) return true;
-  early_.begin_pass(segments, siblings);
+  if (drafting_->early.size() == 0) return true;
+  drafting_->early.begin_pass(segments, siblings);
   bool done = true;
   team_->run([&](int member) {
-    if (!early_.pass(*team_, member, rope_.data(), x, cancelled) && member == 0) done = false;
+    if (!drafting_->early.pass(*team_, member, rope_.data(), x, cancelled) && member == 0) done = false;
   });
   return done;
 }
 
 int CpuPasses::distance(const Draw& draw) const {
   const int away = draw.feedback != nullptr ? draw.position() - 1 - draw.feedback->position : 0;
-  return away >= 1 && away <= feedback_.most_distance() ? away : 0;
+  return away >= 1 && away <= drafting_->feedback.most_distance() ? away : 0;
 }
 
 bool CpuPasses::pass_exit(const std::vector<Segment>& segments, const Cancelled& cancelled) {
-  exit_.begin_pass(segments);
+  drafting_->exit.begin_pass(segments);
   bool done = true;
   team_->run([&](int member) {
-    if (!exit_.pass(*team_, member, rope_.data(), exits_.data(), cancelled) && member == 0) done = false;
+    if (!drafting_->exit.pass(*team_, member, rope_.data(), exits_.data(), cancelled) && member == 0) done = false;
   });
   return done;
 }
@@ -129,7 +139,7 @@ bool CpuPasses::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
                     : alike && together ? draw_at_once(order, cancelled)
                                         : draw_in_parts(order, cancelled);
   if (!done) return false;
-  const std::vector<int> chosen = exit_head_->chosen();
+  const std::vector<int> chosen = drafting_->head->chosen();
   for (size_t i = 0; i < order.size(); ++i) take(order[i], chosen[i]);
   return true;
 }
@@ -150,13 +160,13 @@ bool CpuPasses::draw_at_once(const std::vector<Draw*>& draws, const Cancelled& c
     rows.push_back({x - hidden, draw.sampler, draw.position(), draw.vocabulary});
   }
   float* last = x - draws.size() * hidden;
-  exit_.begin_pass(segments);
-  feedback_.begin_pass(int(draws.size()));
-  exit_head_->begin_pass(rows, true);
+  drafting_->exit.begin_pass(segments);
+  drafting_->feedback.begin_pass(int(draws.size()));
+  drafting_->head->begin_pass(rows, true);
   bool done = true;
   team_->run([&](int member) {
-    if (away > 0) feedback_.pass(*team_, member, states_.data(), away, last);
-    if (exit_.pass(*team_, member, rope_.data(), exits_.data(), cancelled)) exit_head_->pass(*team_, member);
+    if (away > 0) drafting_->feedback.pass(*team_, member, states_.data(), away, last);
+    if (drafting_->exit.pass(*team_, member, rope_.data(), exits_.data(), cancelled)) drafting_->head->pass(*team_, member);
     else if (member == 0) done = false;
   });
   return done;
@@ -172,8 +182,8 @@ bool CpuPasses::draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& 
     for (; last < draws.size() && distance(*draws[last]) == away; ++last)
       if (away > 0) std::memcpy(states_.data() + (last - first) * hidden, draws[last]->feedback->hidden.data(), row_bytes);
     if (away == 0) continue;
-    feedback_.begin_pass(int(last - first));
-    team_->run([&](int member) { feedback_.pass(*team_, member, states_.data(), away, from(first)); });
+    drafting_->feedback.begin_pass(int(last - first));
+    team_->run([&](int member) { drafting_->feedback.pass(*team_, member, states_.data(), away, from(first)); });
   }
   if (lags()) {
     std::vector<Segment> segments;
@@ -212,8 +222,8 @@ void CpuPasses::ask_head(const std::vector<Draw*>& draws) {
   std::vector<Head::Row> rows;
   const float* x = drawn_from_.data();
   for (const Draw* draw : draws) rows.push_back({x, draw->sampler, draw->position(), draw->vocabulary}), x += model_->shape.hidden_size;
-  exit_head_->begin_pass(rows, true);
-  team_->run([&](int member) { exit_head_->pass(*team_, member); });
+  drafting_->head->begin_pass(rows, true);
+  team_->run([&](int member) { drafting_->head->pass(*team_, member); });
 }
 
 // From the logits of its row: a draft token, and a second choice if it may be as probable as the bar.
@@ -300,7 +310,7 @@ std::vector<uint16_t> CpuPasses::kept(uint8_t* const* blocks, int rows) const {
 }
 
 void CpuPasses::adopt(int position, uint8_t* const* blocks, bool late) {
-  early_.adopt(position, blocks);
+  drafting_->early.adopt(position, blocks);
   if (late) late_.adopt(position, blocks);
 }
 

@@ -21,9 +21,11 @@ class CpuPasses final : public Passes {
     team_ = team != nullptr ? team : own_team_.get();
     if (eagle_) eagle_->use(team_);
   }
+  // Over ranks, between answers: with the exit head of this model, of the same sizes.
+  void draft_with(std::shared_ptr<const CpuModel> model);
   size_t block_bytes() const override { return late_.end() + kSpan * kept_width_ * sizeof(uint16_t); }
-  bool uses_feedback() const override { return feedback_.most_distance() > 0; }
-  bool lags() const override { return exit_.size() > 0; }
+  bool uses_feedback() const override { return drafting_->feedback.most_distance() > 0; }
+  bool lags() const override { return drafting_->exit.size() > 0; }
   double draft_share() const override;
   void reserve(int rows, int rotated_as) override;
   const float* rope() const { return rope_.data(); }
@@ -52,14 +54,19 @@ class CpuPasses final : public Passes {
   void keep_tapped(const std::vector<Segment>& segments);
   uint16_t* kept_at(uint8_t* const* blocks, int row) const;
 
+  struct Drafting {
+    Drafting(const CpuModel& model, int members);
+    LayerStack early, exit;
+    FeedbackStack feedback;
+    std::unique_ptr<Head> head;   // null: there are no drafts
+  };
+
   Team* team_ = nullptr;      // at work
-  LayerStack early_, exit_;
+  std::unique_ptr<Drafting> drafting_;
   std::unique_ptr<CpuEagleStack> eagle_;   // or null
   LayerStack late_;
   const size_t kept_width_;   // of a row, in numbers
-  FeedbackStack feedback_;
   std::unique_ptr<Head> head_;   // null: on another rank
-  std::unique_ptr<Head> exit_head_;
   std::vector<float> rope_;
   int capacity_ = 0, rotated_as_ = 0;
   std::vector<float> exits_, drawn_from_, states_;   // [kPassRows][hidden]

@@ -89,6 +89,9 @@ class Loop {
   // Over ranks, by one thread: steps until a pass is ready to leave, for at most so long, and writes it into
   // out[most_pass_words]. Its words; 0: there is none this time.
   size_t work(int32_t* out, int milliseconds);
+  // From any thread: draft with the exit head of this model from now on; false: some answers have not ended. Of texts that others
+  // begin like, rows of the head before stay: drafts may be worse for them.
+  bool draft_with(std::shared_ptr<const CpuModel> model);
   bool over_ranks() const { return ranks_ != nullptr; }
   Chain& chain() { return *ranks_; }   // whose `land` another thread calls
 
@@ -173,6 +176,7 @@ class Loop {
   std::function<Team::Pass(int active)> judged_;   // see judge_by
   std::unique_ptr<StageThreads> threads_;          // from when an answer first overlaps; or null
   Chain* chain_ = nullptr;                         // that passes leave by; null: the late layers take their turn here
+  std::mutex stepping_;                            // held by the thread that calls `work`, but where it waits
   bool pinned_ = false;                            // the thread that calls `work`
   std::deque<Flight> flights_;                     // passes that have been sent and have not come back, in order
   int numbers_ = 0;                                // of answers, over ranks: the last one

@@ -14,13 +14,26 @@ using Clock = std::chrono::steady_clock;
 size_t Loop::work(int32_t* out, int milliseconds) {
   if (!std::exchange(pinned_, true)) pin_caller();
   try {
-    const bool stepped = step();
-    if (const auto pass = chain_->take()) return write_pass(*pass, out);
-    if (!stepped) condition_->wait_for(milliseconds);
+    {
+      const std::lock_guard<std::mutex> lock(stepping_);
+      const bool stepped = step();
+      if (const auto pass = chain_->take()) return write_pass(*pass, out);
+      if (stepped) return 0;
+    }
+    condition_->wait_for(milliseconds);
   } catch (const std::bad_alloc&) {   // as in LoopThread; what is under way comes back to nobody
+    const std::lock_guard<std::mutex> lock(stepping_);
     end_all(std::current_exception());
   }
   return 0;
+}
+
+bool Loop::draft_with(std::shared_ptr<const CpuModel> model) {
+  const std::lock_guard<std::mutex> stepping(stepping_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!arrived_.empty() || !waiting_.empty() || !running_.empty()) return false;
+  cpu_->draft_with(std::move(model));
+  return true;
 }
 
 // In one process, whenever answers come and go: one alone overlaps if it wants to.

@@ -82,7 +82,7 @@ class Passes {
   static void take(Draw* draw, int chosen);
   [[noreturn]] static void missing() { throw std::logic_error("these layers are on another rank"); }
 
-  const std::shared_ptr<const CpuModel> model_;
+  std::shared_ptr<const CpuModel> model_;
   const std::unique_ptr<Team> own_team_;
 };
 

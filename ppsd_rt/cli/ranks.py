@@ -22,8 +22,6 @@ def join_ranks(args: argparse.Namespace, world: World) -> bool:
 
 def rank_options(args: argparse.Namespace) -> RankOptions:
     check_backend(args.backend, args.device)
-    if args.command in ("generate", "serve") and args.learn is not None:
-        raise UsageError("--learn keeps the answers of one process: leave it out over ranks")
     sizes = args.stages if isinstance(args.stages, tuple) else None
     if isinstance(args.stages, int) and args.stages not in (1, world_size := _size()):
         raise UsageError(

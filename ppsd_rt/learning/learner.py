@@ -64,7 +64,8 @@ class Child:
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-m", "ppsd_rt", "learn", str(folder), "--background", str(os.getpid())]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
+        alone = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}  # no rank of rank 0's world
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, env=alone)
 
     def stop(self) -> None:
         self._process.send_signal(signal.SIGSTOP)
@@ -123,7 +124,8 @@ class Learner:
         self._training: Training | None = None
         self._stopped, self._closed = False, False
         self._before = 0  # tokens that were new when the last training began, unless it has learned from them
-        self._names: list[str] = []
+        # Those of the head that the engine drafts with. None: not known, as engines may outlive a front.
+        self._names: list[str] | None = None if getattr(engine.backend, "outlived", False) else []
         self._learns = self.heads.load() is not None
         if not self._learns:
             _LOG.info("there is no head to learn with: what %s keeps is copied from, and nothing else", folder)
@@ -247,5 +249,5 @@ class Learner:
         """The folder is the other process's."""
         self.close.detach()
         self._closed = True
-        self.kept.close()
+        self.kept.close(save=False)
         self._lock, self._training = threading.Lock(), None

@@ -136,6 +136,21 @@ class RanksBackend:
         if (file.info if file else None) != self._head:
             raise UsageError("ranks get their exit head when they start: give --exit-head to all of them")
 
+    def pack_head(self, file: HeadFile) -> _native.Model:
+        """Rank 0's layers with this head, which no other rank needs. Nothing else changes."""
+        return self._slices.with_head(file)
+
+    def swap_head(self, file: HeadFile, packed: _native.Model) -> None:
+        """To a head of the same sizes, between answers: what was said stays known, and what drafts cost."""
+        loop = self._answers.loop
+        # Until the round is over in which the last answer has ended.
+        self._wait(lambda: loop.draft_with(packed), _PATIENCE, "to end an answer")
+        self._head = file.info
+
+    def recall(self, ids: Sequence[int], owner: int) -> None:
+        """Copy drafts from this text too, as if it had been answered here."""
+        self._ngrams.of(owner).learn(ids)
+
     def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
         _, params, schedule, limits, options, _ = asked
         self._control.check()

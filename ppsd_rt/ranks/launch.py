@@ -113,6 +113,8 @@ def _play(
 
 def leave(engine: "Engine | None", status: int) -> NoReturn:
     """The end of a rank's process. Threads that wait for messages would hold up Python's own way out."""
+    if engine is not None and engine.learner:
+        engine.learner.close()
     close = getattr(engine.backend, "close", None) if engine is not None else None
     if close:
         close()

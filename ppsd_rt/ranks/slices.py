@@ -44,17 +44,22 @@ def pack_slice(
 def draft_slice(
     checkpoint: Checkpoint, head: HeadFile | None, size: int, formats: Formats, threads: int
 ) -> _native.Model:
-    """Layers [0, size) and the exit head after them; without one, nothing can be drafted."""
+    """Layers [0, size), and what the exit head after them reads of the model."""
     if isinstance(head, Eagle3File):
-        kv = kv_format(formats[0], checkpoint.config.head_dim, formats[1])
-        model = pack_slice(checkpoint, 0, 0, formats, threads, lm_head=False)
-        with one_line("pack the exit head", threads):
-            return pack_eagle3(model, head, kv, threads)
+        return pack_slice(checkpoint, 0, 0, formats, threads, lm_head=False)
     whole = head is not None and head.draft_ids is None  # it reads the model's LM head
-    model = pack_slice(checkpoint, 0, size, formats, threads, lm_head=whole)
-    tensors = {"norm.weight": checkpoint.tensors["model.norm.weight"]} if head is None else dict(head.whole)
-    draft_ids = [] if head is None or head.draft_ids is None else head.draft_ids.tolist()
+    return pack_slice(checkpoint, 0, size, formats, threads, lm_head=whole)
+
+
+def with_head(
+    model: _native.Model, checkpoint: Checkpoint, head: HeadFile | None, size: int, kv_dtype: str, threads: int
+) -> _native.Model:
+    """The slice with an exit head; without one, nothing can be drafted."""
     with one_line("pack the exit head", threads):
+        if isinstance(head, Eagle3File):
+            return pack_eagle3(model, head, kv_dtype, threads)
+        tensors = {"norm.weight": checkpoint.tensors["model.norm.weight"]} if head is None else dict(head.whole)
+        draft_ids = [] if head is None or head.draft_ids is None else head.draft_ids.tolist()
         return model.with_exit_head(size, tensors, draft_ids, threads)
 
 
@@ -90,12 +95,18 @@ class CpuSlices:
         return self._dtype
 
     def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> _native.Drafter:
-        model = self._made(checkpoint, draft_slice(checkpoint, head, size, self._formats, self._threads))
-        self._drafting = model
+        self._checkpoint, self._size = checkpoint, size
+        self._early = draft_slice(checkpoint, head, size, self._formats, self._threads)
+        self._drafting = self._made(checkpoint, self.with_head(head))
         with one_line("make a stage", self._threads):
-            drafter = _native.Drafter(model, self._cores, self._threads)
+            drafter = _native.Drafter(self._drafting, self._cores, self._threads)
         self.blocks = min(self._kv_bytes // max(drafter.block_bytes, 1), 1 << 24)
         return drafter
+
+    def with_head(self, head: HeadFile | None) -> _native.Model:
+        """Rank 0's layers with this exit head."""
+        kv = kv_format(self._dtype, self._checkpoint.config.head_dim, self._kv_dtype)
+        return with_head(self._early, self._checkpoint, head, self._size, kv, self._threads)
 
     def station(
         self, checkpoint: Checkpoint, first: int, last: int, delay: float, taps: Sequence[int] = ()

@@ -151,7 +151,6 @@ def test_an_interrupted_answer_ends_with_what_was_held_back(run, monkeypatch):
         (["--link-ms", "nan"], "--link-ms"),
         (["--link-ms", "15000"], "10000"),
         (["--link-ms", "500", "--rank-timeout", "0.9"], "450"),
-        (["--learn", "answers"], "over ranks"),
         (["--backend", "cuda"], "ranks run on CPUs"),
     ],
 )
