@@ -14,6 +14,8 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Generator
 from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
 from time import sleep
 from typing import Any
 
@@ -33,9 +35,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send  # noqa: E402
 
 from .backend import Cancellation, RunOptions  # noqa: E402
 from .engine import Engine, open_model  # noqa: E402
-from .errors import PpsdError, UsageError  # noqa: E402
+from .errors import PpsdError  # noqa: E402
 from .front.asks import Ask, Facts, Lost, facts_of  # noqa: E402
 from .front.backend import FrontBackend  # noqa: E402
+from .front.learned import Learned  # noqa: E402
 from .pipeline.rounds import Drafted, Logprob, Round  # noqa: E402
 from .pipeline.schedule import parse_schedule  # noqa: E402
 from .ranks.launch import join  # noqa: E402
@@ -57,7 +60,7 @@ class Options(BaseModel):
 
     replicas: at most so many; `least` stay when nobody asks. ongoing: answers of a replica that Ray takes for enough.
     ranks: processes of a replica, each with some layers. cpus, gpus: of each process, as Ray counts them. grace:
-    seconds that a replica has for its answers when it is to end.
+    seconds that a replica has for its answers when it is to end. learn: the front's folder, see Engine.from_pretrained.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -71,6 +74,7 @@ class Options(BaseModel):
     kv_memory: str | None = None
     threads: int | None = None
     schedule: str = "auto"
+    learn: str | None = None
     api_key: str | None = None
     least: int = Field(1, ge=1)
     replicas: int = Field(1, ge=1)
@@ -110,6 +114,7 @@ class Engines:
 
     def __init__(self, options: Options) -> None:
         self._engine = _open_pipeline(options) if options.ranks > 1 else _open(options)
+        self._learned, self._recalled, self._hearing = Learned(self._engine), 0, threading.Lock()
 
     async def facts(self) -> Facts:
         return facts_of(self._engine)
@@ -119,8 +124,20 @@ class Engines:
         if failure := getattr(self._engine.backend, "failure", None):
             raise PpsdError(failure)
 
-    async def events(self, ask: Ask) -> AsyncIterator[list[Event | PpsdError]]:
+    def _hear(self, told: "Told") -> None:
+        """What the front has learned since it has last asked here."""
+        with self._hearing:
+            for texts in told.recalled[self._recalled :]:
+                for ids, owner in ray.get(texts):
+                    self._learned.recall(ids, owner)
+            self._recalled = max(self._recalled, len(told.recalled))
+        if told.head is not None:
+            head = told.head
+            self._learned.use(told.hash, lambda: str(ray.get(head)))
+
+    async def events(self, ask: Ask, told: "Told") -> AsyncIterator[list[Event | PpsdError]]:
         """Those that have come together; an error is the last one."""
+        threading.Thread(target=self._hear, args=(told,), name="told", daemon=True).start()
         loop, items = asyncio.get_running_loop(), asyncio.Queue[Event | PpsdError | None]()
         cancellation = Cancellation()
 
@@ -129,6 +146,7 @@ class Engines:
 
         def decode() -> None:
             engine = self._engine
+            self._learned.begins()
             try:
                 masks = engine.compile(ask.params.grammar) if ask.params.grammar else None
                 options = RunOptions(report_drafts=ask.report_drafts, masks=masks, owner=ask.owner)
@@ -141,6 +159,7 @@ class Engines:
                     os._exit(1)  # a rank is lost: the pipeline is made anew, and the answer goes on elsewhere
                 tell(error)
             finally:
+                self._learned.ended()
                 tell(None)
 
         threading.Thread(target=decode, name="answer").start()
@@ -151,8 +170,8 @@ class Engines:
                 while not items.empty():
                     burst.append(items.get_nowait())
                 over = burst[-1] is None
-                if told := [item for item in burst if item is not None]:
-                    yield told
+                if some := [item for item in burst if item is not None]:
+                    yield some
         finally:
             cancellation.ask()
 
@@ -197,14 +216,24 @@ def _open_pipeline(options: Options) -> Engine:
     return engine
 
 
+@dataclass(frozen=True)
+class Told:
+    """Of what the front has learned, the head's hash and what fetches the rest: whoever has it fetches nothing."""
+
+    hash: str = ""
+    head: Any = None  # a text
+    recalled: tuple[Any, ...] = ()  # lists of (ids, owner)
+
+
 class _Place:
     """Wherever Ray's router finds a replica, when it is asked."""
 
     def __init__(self, handle: Any) -> None:
-        self._handle = handle
+        self._handle, self._told = handle, Told()
+        self._telling, self._recalled = threading.Lock(), list[tuple[list[int], int]]()  # which nobody has asked for
 
     def events(self, ask: Ask, cancellation: Cancellation) -> Generator[Event, None, None]:
-        asked = self._handle.options(stream=True).events.remote(ask)
+        asked = self._handle.options(stream=True).events.remote(ask, self.told())
         cancellation.tells(asked.cancel)
         try:
             for burst in asked:
@@ -227,8 +256,19 @@ class _Place:
     def take(self, prompt: list[int], cancellation: Cancellation) -> "_Place | None":
         return None if cancellation.asked else self
 
-    def tell(self, kind: str, **_: object) -> None:
-        raise UsageError(f"nothing is learned behind Ray: its replicas cannot be told of a {kind}")
+    def tell(self, kind: str, **fields: Any) -> None:
+        with self._telling:
+            if kind == "head":
+                self._told = replace(self._told, hash=fields["hash"], head=ray.put(fields["head"]))
+            else:
+                self._recalled.append((fields["ids"], fields["owner"]))
+
+    def told(self) -> Told:
+        with self._telling:
+            if self._recalled:
+                texts, self._recalled = ray.put(self._recalled), []
+                self._told = replace(self._told, recalled=(*self._told.recalled, texts))
+            return self._told
 
     def leave(self) -> None:
         """Ray counts by itself."""
@@ -264,6 +304,8 @@ class _Front:
         facts = await handle.facts.remote()
         checkpoint, tokenizer = await asyncio.to_thread(open_model, options.model, options.backend)
         engine = Engine(checkpoint, tokenizer, FrontBackend(facts, _Place(handle)), options.model_name or options.model)
+        if options.learn is not None:
+            await asyncio.to_thread(engine.learn, Path(options.learn), options.exit_head)
         return Service(engine, Settings(api_key=options.api_key, schedule=parse_schedule(options.schedule)))
 
 

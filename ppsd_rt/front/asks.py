@@ -85,4 +85,4 @@ class Places(Protocol):
         """Waits until an engine has room. None: it was cancelled meanwhile. PpsdError: no engine will come any more."""
 
     def tell(self, kind: str, **fields: object) -> None:
-        """To every engine, those to come too: `recall` (ids, owner), or `head`, of which the last one counts."""
+        """To every engine, those to come too: `recall` (ids, owner), or `head` (hash, head): the last one counts."""

@@ -17,12 +17,14 @@ from ..errors import PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
 from .asks import Ask, Facts, Lost, Places
+from .learned import hash_of
 from .wire import head_text
 
 MOST_LOSSES = 10  # of engines, one after the other, without a token of the answer: then it is what ends them
 
 
 class FrontBackend:
+    outlived = True  # engines may have heard of a head from a front before
     concurrency = 1 << 16  # answers that have no place yet wait for one here
 
     def __init__(self, facts: Facts, places: Places) -> None:
@@ -45,7 +47,7 @@ class FrontBackend:
     def swap_head(self, file: HeadFile, packed: str) -> None:
         """To a head of the same sizes, in every engine when nothing is decoded there."""
         self._facts = replace(self._facts, head=file.info)
-        self._places.tell("head", head=packed)
+        self._places.tell("head", hash=hash_of(packed), head=packed)
 
     def recall(self, ids: Sequence[int], owner: int) -> None:
         """Copy drafts from this text too, as if it had been answered by every engine."""

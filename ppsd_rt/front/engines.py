@@ -242,6 +242,7 @@ class Engines:
                 self._changed.notify_all()
             with suppress(Lost):  # as in `tell`
                 for kind, fields in self._told:
-                    line.send(kind, **fields)
+                    if kind != "head" or fields["hash"] != hello["head"]:  # which it has
+                        line.send(kind, **fields)
         _LOG.info("an engine has come from %s: %s %s", where, engine.facts.name, engine.facts.dtype)
         return engine

@@ -5,18 +5,18 @@ import logging
 import socket
 from collections.abc import Callable
 from contextlib import closing, suppress
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from time import sleep
 from typing import Any
 
 from ..backend import Cancellation, RunOptions
 from ..engine import Engine
 from ..errors import PpsdError
-from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.rounds import Round
 from ..ranks.threads import start
 from .asks import Lost, facts_of
-from .wire import Line, Message, ask_of, head_from
+from .learned import Learned
+from .wire import Line, Message, ask_of
 
 _LOG = logging.getLogger(__name__)
 _AGAIN = 0.5  # seconds until the front is called once more
@@ -28,7 +28,7 @@ def work(engine: Engine, front: tuple[str, int], key: str, silence: float, once:
 
     A front that goes away may come back. once: it will not.
     """
-    facts = facts_of(engine)
+    facts, learned = facts_of(engine), Learned(engine)  # which outlives a front
     while True:
         connection = _call(front, silence, engine, once)
         if connection is None:
@@ -36,9 +36,9 @@ def work(engine: Engine, front: tuple[str, int], key: str, silence: float, once:
         line = Line(connection, silence)
         over = Event()
         start(Thread(target=_watch_ranks, args=(engine, line, over), name="watch ranks", daemon=True))
-        calls = _Calls(engine, line)
+        calls = _Calls(engine, line, learned)
         try:
-            line.send("hello", key=key, facts=facts)
+            line.send("hello", key=key, facts=facts, head=learned.hash)
             line.live()
             while True:
                 calls.take(line.read())
@@ -83,20 +83,16 @@ def _watch_ranks(engine: Engine, line: Line, over: Event) -> None:
 class _Calls:
     """What the front has asked for on this connection."""
 
-    def __init__(self, engine: Engine, line: Line) -> None:
-        self._engine, self._line = engine, line
+    def __init__(self, engine: Engine, line: Line, learned: Learned) -> None:
+        self._engine, self._line, self._learned = engine, line, learned
         self._running: dict[int, tuple[Cancellation, Thread]] = {}
-        self._swapping = Lock()  # taken while something begins too
-        self._head: tuple[HeadFile, Any] | None = None  # that comes into use when nothing runs
 
     def take(self, message: Message) -> None:
-        if message["kind"] in ("recall", "head"):
-            backend: Any = self._engine.backend
-            if not hasattr(backend, "recall"):  # ranks, say
-                return None
-            if message["kind"] == "recall":
-                return backend.recall(message["ids"], message["owner"])
-            return start(Thread(target=self._learn, args=(message["head"],), name="head", daemon=True))
+        if message["kind"] == "recall":
+            return self._learned.recall(message["ids"], message["owner"])
+        if message["kind"] == "head":
+            told = message["hash"], lambda: message["head"]
+            return start(Thread(target=self._learned.use, args=told, name="head", daemon=True))
         number = message["answer"]
         if message["kind"] == "cancel":
             if number in self._running:
@@ -105,8 +101,8 @@ class _Calls:
         cancellation = Cancellation()
         work = self._answer if message["kind"] == "begin" else self._logprobs
         thread = Thread(target=self._run, args=(work, number, message, cancellation), name=f"answer {number}")
-        with self._swapping:
-            self._running[number] = cancellation, thread
+        self._learned.begins()
+        self._running[number] = cancellation, thread
         thread.start()
         return None
 
@@ -137,26 +133,7 @@ class _Calls:
                 self._line.send("failed", answer=number, error=type(error).__name__, message=str(error))
         finally:
             del self._running[number]
-            self._swap()
-
-    def _learn(self, text: str) -> None:
-        """The front has a better head."""
-        backend: Any = self._engine.backend
-        try:
-            file = head_from(text, self._engine.checkpoint)
-            if backend.head is None or _sizes(backend.head) != _sizes(file.info):
-                raise PpsdError("it has other sizes than this engine's: give both the same --exit-head")
-            self._head = file, backend.pack_head(file)
-        except PpsdError as error:
-            _LOG.warning("the head that the front has learned is not used: %s", error)
-        self._swap()
-
-    def _swap(self) -> None:
-        backend: Any = self._engine.backend
-        with self._swapping:
-            if self._head and not self._running:
-                backend.swap_head(*self._head)
-                self._head = None
+            self._learned.ended()
 
     def _answer(self, number: int, message: Message, cancellation: Cancellation) -> None:
         ask, backend = ask_of(message["ask"]), self._engine.backend
@@ -172,10 +149,6 @@ class _Calls:
     def _logprobs(self, number: int, message: Message, cancellation: Cancellation) -> None:
         told: list[Any] = self._engine.backend.logprobs(message["ids"], message["top"])
         self._line.send("logprobs", answer=number, logprobs=told)
-
-
-def _sizes(head: HeadInfo) -> tuple[object, ...]:
-    return head.kind, head.exit_layer, head.intermediate_size, head.feedback_rank
 
 
 def same_key(given: object, key: str) -> bool:

@@ -6,9 +6,16 @@ import time
 from contextlib import suppress
 
 import pytest
+from support import tiny_head, tiny_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.extras import is_there
+from ppsd_rt.front.learned import hash_of
+from ppsd_rt.front.wire import head_text
+from ppsd_rt.learning.heads import LearnedHeads, Outcome
+from ppsd_rt.learning.kept import read_records
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.head_file import HeadFile
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,7 +65,7 @@ def deploy(cluster, folder):
 
     def run(**options):
         base = {"model": str(folder), "model_name": "tiny", "exit_head": "norm:1", "dtype": "int8", "threads": 1}
-        serve.run(ours.app(ours.Options(**base, **options)))
+        serve.run(ours.app(ours.Options(**{**base, **options})))
 
     return run
 
@@ -173,3 +180,48 @@ def test_a_replica_that_is_a_pipeline(deploy, texts):
     deploy(ranks=2)
     load = Load(texts)
     assert {prompt: load.one(prompt) for prompt in PROMPTS} == texts
+
+
+@pytest.fixture
+def learned(folder, tmp_path):
+    """(the head to begin with, the folder of kept answers, the learned head there)"""
+    checkpoint, root, kept = Checkpoint(folder), tmp_path / "root.safetensors", tmp_path / "kept"
+    head = tiny_head(tiny_model(), "feedback", 2, checkpoint.hash)
+    head.save(root)
+    Engine.from_pretrained(folder, exit_head=root, dtype="int8", threads=1, learn=kept).close()
+    found = LearnedHeads(kept, str(root), checkpoint)
+    head.info.acceptance["kept_answers"] = 0.5
+    head.save(path := found.new_path())
+    found.trained((0, 0), Outcome(10_000, 0.4, 0.5, 0.01, 0.6, 0.6), path)
+    return root, kept, path
+
+
+def test_a_replica_fetches_what_it_has_not_heard(folder, learned, monkeypatch):
+    from ppsd_rt import ray as ours
+
+    fetched = []
+    monkeypatch.setattr(ours.ray, "put", lambda value: value)
+    monkeypatch.setattr(ours.ray, "get", lambda value: fetched.append(value) or value)
+    root, _, path = learned
+    replica = ours.Engines(ours.Options(model=str(folder), exit_head=str(root), dtype="int8", threads=1))
+    place, text = ours._Place(None), head_text(HeadFile.load(path, Checkpoint(folder)))
+    for number in range(3):
+        place.tell("recall", ids=[number], owner=7)
+    replica._hear(place.told())
+    place.tell("head", hash=hash_of(text), head=text)
+    for _ in range(2):
+        replica._hear(place.told())
+    assert fetched == [[([0], 7), ([1], 7), ([2], 7)], text] and "kept_answers" in replica._engine.head.acceptance
+
+
+def test_the_front_keeps_and_its_replicas_get_the_learned_head(deploy, texts, learned):
+    from ray import serve
+
+    root, kept, _ = learned
+    deploy(exit_head=str(root), learn=str(kept))
+    engines, load = serve.get_deployment_handle("Engines", "default"), Load(texts)
+    assert "kept_answers" not in engines.facts.remote().result().head.acceptance
+    assert {prompt: load.one(prompt) for prompt in PROMPTS} == texts
+    wait_for(lambda: "kept_answers" in engines.facts.remote().result().head.acceptance)
+    assert {prompt: load.one(prompt) for prompt in PROMPTS} == texts
+    wait_for(lambda: len([*read_records(kept, 259)]) == len(PROMPTS))

@@ -22,7 +22,6 @@ SAMPLINGS = {
     "grammar": {"temperature": 1.0, "seed": 7, "grammar": GRAMMARS["schema"]},
 }
 SCHEDULES = ("plain", "eesd:length=3,stop_rule=fixed", "auto")
-NEEDS_ITS_BEGINNING = ("penalties", "min_tokens", "grammar")
 
 
 @pytest.fixture(scope="module", params=["cpu", "torch"])
@@ -53,14 +52,6 @@ def test_the_rest_is_that_of_the_whole_answer(engine, sampling, schedule):
     prompt, ids = whole(engine, params)
     for cut in sorted({1, 5, len(ids) // 2, len(ids) - 1} - {0, len(ids)}):
         assert rest(engine, prompt, ids[:cut], params, schedule, cut) == ids[cut:], cut
-
-
-@pytest.mark.parametrize("sampling", NEEDS_ITS_BEGINNING)
-def test_it_would_not_be_without_knowing_where_the_answer_began(engine, sampling):
-    params = SamplingParams(max_tokens=40, **SAMPLINGS[sampling])
-    prompt, ids = whole(engine, params)
-    cuts = range(1, len(ids))
-    assert any(rest(engine, prompt, ids[:cut], params, "plain", 0) != ids[cut:] for cut in cuts)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

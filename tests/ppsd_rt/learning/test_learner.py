@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
@@ -17,11 +17,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from rank_support import Pipeline, Processes, ids_of
 from serve_support import HANG, serving
 from support import EOS, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt.backend import Cancellation, RunOptions
+from ppsd_rt.backend import RunOptions
 from ppsd_rt.cli import learn as command
 from ppsd_rt.cli.main import main
 from ppsd_rt.engine import open_model
@@ -29,6 +30,7 @@ from ppsd_rt.errors import PpsdError
 from ppsd_rt.front import work as engine_side
 from ppsd_rt.front.backend import FrontBackend
 from ppsd_rt.front.engines import Engines
+from ppsd_rt.front.learned import Learned
 from ppsd_rt.front.wire import head_from, head_text
 from ppsd_rt.learning import learner as learning_beside
 from ppsd_rt.learning import train
@@ -40,6 +42,7 @@ from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadFile, read_info
 from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.models.tokenizer import load_tokenizer
+from ppsd_rt.pipeline.rounds import Round
 from ppsd_rt.serve.run import listen
 
 BETTER = Outcome(10_000, 0.6, 0.65, 0.01, 0.6, 0.6)
@@ -331,13 +334,17 @@ def test_an_answer_that_is_dropped_is_no_longer_in_progress(beside):
 
 
 def test_the_child_is_stopped_goes_on_and_ends(tmp_path, monkeypatch):
-    """A real process: its state is the kernel's."""
-    monkeypatch.setattr(learning_beside.sys, "executable", "/bin/sleep")
+    """A real process: its state is the kernel's. Beside rank 0 it is no rank."""
+    begun = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(
-        learning_beside.subprocess, "Popen", lambda command, **kwargs: popen(["/bin/sleep", "600"], **kwargs)
+        learning_beside.subprocess,
+        "Popen",
+        lambda command, **how: begun.append(how["env"]) or popen(["/bin/sleep", "600"], **how),
     )
     child = Child(tmp_path)
     pid = child._process.pid
+    assert begun == [{name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}]
 
     def waits_for(options, status):
         found, how = learning_beside.os.waitpid(pid, options)
@@ -421,11 +428,57 @@ def test_where_learning_cannot_be_is_said_in_one_line(folder, tmp_path, capsys):
     assert not (tmp_path / "kept").exists()
 
 
+def test_ranks_draft_with_a_learned_head_from_the_next_answer_on(folder, heads, checkpoint):
+    """Also where an answer was cancelled whose passes were under way."""
+    sizes = 2, checkpoint.config.num_hidden_layers - 2
+
+    def drafts(pipeline):
+        events = pipeline.run([5, 6, 7], PARAMS, "eesd:length=3,stop_rule=fixed", report_drafts=True)
+        return [event for event in events if not isinstance(event, Round)], ids_of(events)
+
+    one, wanted = (Pipeline(folder, sizes, head, "float32") for head in heads[:2])
+    with closing(one), closing(wanted):
+        learned = one.slices[0].with_head(HeadFile.load(heads[1], checkpoint))
+        old, ids = drafts(one)
+        answer = one.add([5, 6, 7], replace(PARAMS, max_tokens=100), "ppsd")
+        next(iter(answer))
+        assert not one.loop.draft_with(learned)
+        answer.close()
+        while not one.loop.draft_with(learned):
+            assert not one.failures
+        new, again = drafts(one)
+        assert (new, again) == drafts(wanted) and again == ids and new != old
+
+
+@pytest.mark.slow
+def test_rank_0_keeps_and_drafts_with_the_head_of_the_folder(folder, heads, checkpoint, tmp_path):
+    kept = tmp_path / "kept"
+    load(folder, heads[0], learn=kept).close()
+    use(kept, heads[1], checkpoint, heads[0])
+    options = ["-m", str(folder), "--exit-head", str(heads[0]), "--dtype", "float32", "-n", "60", "--threads", "1"]
+    schedule = "eesd:length=3,stop_rule=fixed"
+    ranks = Processes(2, [*options, "--learn", str(kept), "--json", "--schedule", schedule, "Why?"], tmp_path)
+    try:
+        assert ranks.wait(HANG) == [0, 0], ranks.lines()
+    finally:
+        ranks.close()
+    said, drafts = json.loads(ranks.output()), []
+    ((record, _),) = read_records(kept, 259)
+    assert record.ids[record.answer :].tolist() == said["ids"]
+    for head in heads[:2]:
+        with load(folder, head) as engine:
+            asked = [{"role": "user", "content": "Why?"}], replace(PARAMS, max_tokens=60), schedule
+            done = engine.generate(*asked, RunOptions(owner=None)).run()
+        assert list(done.ids) == said["ids"]
+        drafts.append((done.statistics.judged, done.statistics.accepted))
+    assert drafts[0] != drafts[1] == (said["stats"]["judged"], said["stats"]["accepted"])
+
+
 class Front:
     """A front, and engines in threads that come to it."""
 
-    def __init__(self, folder):
-        self._threads, self.listener = [], listen("127.0.0.1", 0)
+    def __init__(self, folder, port=0):
+        self._threads, self.listener = [], listen("127.0.0.1", port)
         self.engines = Engines(self.listener, "key", HANG)
         self._folder = folder
 
@@ -484,47 +537,67 @@ def test_engines_of_a_front_draft_with_what_it_has_learned(front, folder, heads,
     one.close()
 
 
-def test_an_engine_of_a_front_changes_its_head_between_answers(front, folder, heads, checkpoint, monkeypatch):
+def test_what_a_front_has_learned_comes_between_answers_and_fits(folder, heads, checkpoint, monkeypatch, caplog):
     engine, text = load(folder, heads[0]), head_text(HeadFile.load(heads[1], checkpoint))
-    swapped = swaps_of(engine.backend, monkeypatch)
-    calls = engine_side._Calls(engine, None)
-    calls._running[1] = Cancellation(), None
-    calls._learn(text)
+    swapped, learned = swaps_of(engine.backend, monkeypatch), Learned(engine)
+    learned.begins()
+    learned.use("this one", lambda: text)
     assert swapped.empty(), "an answer that a swap ends would be an error"
-    front.come(engine)
-    front.engine()
-    front.engines.tell("head", head=text)
+    learned.ended()
+    swapped.get_nowait()
+    learned.use("this one", lambda: pytest.fail("it is there"))
+    caplog.set_level(logging.WARNING, "ppsd_rt.front")
+    Learned(load(folder)).use("this one", lambda: text)
+    assert "it has other sizes than this engine's: give both the same --exit-head" in caplog.text
+    never = Learned(SimpleNamespace(backend=SimpleNamespace(head=None)))  # as on `torch`
+    never.recall([1], 0)
+    never.use("this one", lambda: pytest.fail("of no use"))
+
+
+def test_an_engine_that_outlives_its_front_goes_back_with_its_user(folder, heads, checkpoint, tmp_path, monkeypatch):
+    engine, first = load(folder, heads[0]), Front(folder)
+    swapped, old = swaps_of(engine.backend, monkeypatch), drafted(engine)
+    address = first.listener.getsockname()[:2]
+
+    def work():
+        with suppress(PpsdError):
+            engine_side.work(engine, address, "key", HANG)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    one, found = first.engine(), LearnedHeads(tmp_path, str(heads[0]), checkpoint)
+    beside = Beside(one, tmp_path, heads[0])
     swapped.get(timeout=HANG)
+    use(tmp_path, heads[1], checkpoint, heads[0])
+    beside.after(1)
+    swapped.get(timeout=HANG)
+    assert drafted(one) != old
+    one.close()
+    first.close()
+    found.back()
+    second = Front(folder, address[1])
+    one = second.engine()
+    Beside(one, tmp_path, heads[0])
+    swapped.get(timeout=HANG)
+    assert drafted(one) == old
+    one.close()
+    second.close()
+    engine.backend.failure = "over"  # as of a rank that is lost
+    thread.join(HANG)
+    assert not thread.is_alive()
 
 
 def test_an_engine_that_comes_hears_what_the_others_have_heard(front, folder, heads, monkeypatch):
     heard = SimpleQueue()
     monkeypatch.setattr(engine_side._Calls, "take", lambda calls, message: heard.put(message))
-    told = [("recall", {"ids": [1], "owner": 0}), ("head", {"head": "older"}), ("recall", {"ids": [2], "owner": 7})]
-    for kind, fields in [*told, ("head", {"head": "newer"})]:
+    told = [("recall", {"ids": [1], "owner": 0}), ("head", {"hash": "1", "head": "older"})]
+    told += [("recall", {"ids": [2], "owner": 7}), ("head", {"hash": "2", "head": "newer"})]
+    for kind, fields in told:
         front.engines.tell(kind, **fields)
     front.come(load(folder, heads[0]))
     messages = [heard.get(timeout=HANG) for _ in range(3)]
     assert [message.get("ids", message.get("head")) for message in messages] == [[1], [2], "newer"]
     assert messages[1]["owner"] == 7
-
-
-def test_an_engine_with_another_head_keeps_it(front, folder, heads, checkpoint, monkeypatch):
-    engine, warned = load(folder), SimpleQueue()
-    head = engine.head
-    monkeypatch.setattr(engine_side._LOG, "warning", lambda line, *why: warned.put(line % why))
-    front.come(engine)
-    front.engine()
-    front.engines.tell("head", head=head_text(HeadFile.load(heads[1], checkpoint)))
-    assert "it has other sizes than this engine's: give both the same --exit-head" in warned.get(timeout=HANG)
-    assert engine.head is head
-
-
-def test_an_engine_that_cannot_learn_hears_of_it_and_goes_on():
-    """As ranks, which may come to a front beside others."""
-    calls = engine_side._Calls(SimpleNamespace(backend=SimpleNamespace(head=None)), None)
-    for message in ({"kind": "recall", "ids": [1], "owner": 0}, {"kind": "head", "head": "no head"}):
-        assert calls.take(message) is None
 
 
 def test_engines_of_a_front_remember_what_it_has_kept(front, folder, heads, tmp_path):
