@@ -38,6 +38,9 @@ MOST_BYTES = 64 << 20  # of all records: some 16 million ids
 FILES = 16  # that they are in, so that the oldest sixteenth goes at a time
 LEAST_ANSWER = 8  # ids: shorter ones teach nothing
 MOST_DAYS = 400
+DAYS_EVERY = (
+    10.0  # seconds between two times that their counts are written: to do so takes longer than to keep an answer
+)
 _HEAD = struct.Struct("<IIIIIQ")  # checksum of the rest, ids, of which the prompt's, _FREE | _REMEMBERED, day, owner
 _FREE, _REMEMBERED = 1, 2
 _LOG = getLogger(__name__)
@@ -138,7 +141,7 @@ class Kept:
         if not secret.exists():
             self._write("secret", secrets.token_hex(16))
         self.secret = secret.read_bytes()
-        self._days = read_days(self.folder)
+        self._days, self._days_due = read_days(self.folder), 0.0
         self._seen, self.fresh, self.tokens = set[bytes](), 0, 0
         self._vocabulary, last = vocabulary, (0, 0)
         for record, last in read_records(self.folder, vocabulary):
@@ -187,7 +190,11 @@ class Kept:
         """Drafts of the exit head that were judged, and those that were right, by date; the oldest first."""
         return dict(self._days)
 
-    def close(self) -> None:
+    def close(self, save: bool = True) -> None:
+        """save: else the folder is another process's by now."""
+        with suppress(OSError):
+            if save and self._days_due > 0:
+                self._save_days()
         self._lock.close()
 
     def _count(self, day: int, judged: int, accepted: int) -> None:
@@ -195,6 +202,11 @@ class Kept:
         before = self._days.get(date, [0, 0])
         self._days[date] = [before[0] + judged, before[1] + accepted]
         self._days = dict([*self._days.items()][-MOST_DAYS:])
+        if self._clock() >= self._days_due:
+            self._save_days()
+
+    def _save_days(self) -> None:
+        self._days_due = self._clock() + DAYS_EVERY
         self._write("days.json", json.dumps(self._days))
 
     def _append(self, packed: bytes) -> None:
