@@ -33,10 +33,10 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, R
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
 from starlette.types import ASGIApp, Receive, Scope, Send  # noqa: E402
 
-from .backend import Cancellation, RunOptions  # noqa: E402
+from .backend import Cancellation  # noqa: E402
 from .engine import Engine, open_model  # noqa: E402
 from .errors import PpsdError  # noqa: E402
-from .front.asks import Ask, Facts, Lost, facts_of  # noqa: E402
+from .front.asks import Ask, Facts, Lost, facts_of, rounds_of  # noqa: E402
 from .front.backend import FrontBackend  # noqa: E402
 from .front.learned import Learned  # noqa: E402
 from .pipeline.rounds import Drafted, Logprob, Round  # noqa: E402
@@ -148,10 +148,7 @@ class Engines:
             engine = self._engine
             self._learned.begins()
             try:
-                masks = engine.compile(ask.params.grammar) if ask.params.grammar else None
-                options = RunOptions(report_drafts=ask.report_drafts, masks=masks, owner=ask.owner)
-                asked = ask.prompt, ask.params, ask.schedule, ask.limits, options, cancellation
-                with closing(engine.backend.rounds(*asked)) as rounds:
+                with closing(rounds_of(engine, ask, cancellation)) as rounds:
                     for event in rounds:
                         tell(event)
             except PpsdError as error:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import __version__
-from ..backend import Cancellation, kv_dtype_of
+from ..backend import Cancellation, RunOptions, kv_dtype_of
 from ..engine import Engine
 from ..models.head_file import HeadInfo
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
@@ -27,6 +27,13 @@ class Ask:
     limits: Limits
     report_drafts: bool = False
     owner: int | None = 0
+
+
+def rounds_of(engine: Engine, ask: Ask, cancellation: Cancellation) -> Generator[Round | Drafted, None, None]:
+    """On the engine itself."""
+    masks = engine.compile(ask.params.grammar) if ask.params.grammar else None
+    options = RunOptions(report_drafts=ask.report_drafts, masks=masks, owner=ask.owner)
+    return engine.backend.rounds(ask.prompt, ask.params, ask.schedule, ask.limits, options, cancellation)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from threading import Event, Thread
 from time import sleep
 from typing import Any
 
-from ..backend import Cancellation, RunOptions
+from ..backend import Cancellation
 from ..engine import Engine
 from ..errors import PpsdError
 from ..pipeline.rounds import Round
 from ..ranks.threads import start
-from .asks import Lost, facts_of
+from .asks import Lost, facts_of, rounds_of
 from .learned import Learned
 from .wire import Line, Message, ask_of
 
@@ -136,10 +136,7 @@ class _Calls:
             self._learned.ended()
 
     def _answer(self, number: int, message: Message, cancellation: Cancellation) -> None:
-        ask, backend = ask_of(message["ask"]), self._engine.backend
-        masks = self._engine.compile(ask.params.grammar) if ask.params.grammar else None
-        options = RunOptions(report_drafts=ask.report_drafts, masks=masks, owner=ask.owner)
-        with closing(backend.rounds(ask.prompt, ask.params, ask.schedule, ask.limits, options, cancellation)) as events:
+        with closing(rounds_of(self._engine, ask_of(message["ask"]), cancellation)) as events:
             for event in events:
                 if cancellation.asked:
                     break
