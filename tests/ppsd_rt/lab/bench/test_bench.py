@@ -41,6 +41,9 @@ def bench(folder, capsys):
     return bench
 
 
+NOTE = "--threads 2 on 1 core: they take turns, which is slower than 1\n"
+
+
 def test_spread():
     spread = Spread((3.0, 1.0, 2.0, 10.0))
     assert (spread.median, spread.least, spread.most, spread.range) == (2.5, 1.0, 10.0, 3.6)
@@ -67,7 +70,8 @@ def test_kernels(bench, folder, head):
     args = ("-t", "1,2", "--rows", "1,3", "--dtype", "int8,float32", "-r", 2, "--context", 32)
     status, out, err = bench("kernels", *args, "--exit-head", head, "--output", "json")
     result = json.loads(out[-1])
-    assert (status, err, len(out)) == (0, "", 1)
+    assert (status, len(out)) == (0, 1)
+    assert err in ("", NOTE)
     kernels = _native.kernel_names()
     assert len(result["rows"]) == (len(kernels) + 1) * 2 * 2 * 2
     assert {row["kernel"] for row in result["rows"]} == {*kernels, "pass"}
@@ -104,7 +108,8 @@ def test_generation(bench, head):
     args = ("-p", "20,7", "-n", "5,30", "-t", "1,2", "--dtype", "int8,float32", "-r", 3, "--exit-head", head)
     schedules = ("--schedule", "plain", "--schedule", "eesd:length=3,stop_rule=fixed")
     status, out, err = bench("generate", *args, *schedules, "--oracle", "off,0.8", "-o", "json")
-    assert (status, err, len(out)) == (0, "", 1)
+    assert (status, len(out)) == (0, 1)
+    assert err in ("", NOTE)
     result = json.loads(out[-1])
     rows = result["rows"]
     assert len(rows) == 2 * 2 * 2 * 2 * (1 + 2) == len(result["results"])
