@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncIterator, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -132,12 +133,12 @@ class Engines:
                     self._learned.recall(ids, owner)
             self._recalled = max(self._recalled, len(told.recalled))
         if told.head is not None:
-            head = told.head
-            self._learned.use(told.hash, lambda: str(ray.get(head)))
+            self._learned.use(told.hash, partial(_fetched, told.head))
 
     async def events(self, ask: Ask, told: "Told") -> AsyncIterator[list[Event | PpsdError]]:
         """Those that have come together; an error is the last one."""
-        threading.Thread(target=self._hear, args=(told,), name="told", daemon=True).start()
+        if told.hash != self._learned.hash or len(told.recalled) > self._recalled:
+            threading.Thread(target=self._hear, args=(told,), name="told", daemon=True).start()
         loop, items = asyncio.get_running_loop(), asyncio.Queue[Event | PpsdError | None]()
         cancellation = Cancellation()
 
@@ -211,6 +212,13 @@ def _open_pipeline(options: Options) -> Engine:
     assert engine is not None  # of rank 0
     engine._ray_ranks = others  # type: ignore[attr-defined]  # they live as long
     return engine
+
+
+def _fetched(head: Any) -> str:
+    try:
+        return str(ray.get(head))
+    except RayError as error:
+        raise PpsdError(f"it cannot be fetched: {error}") from None
 
 
 @dataclass(frozen=True)

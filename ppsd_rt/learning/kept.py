@@ -38,9 +38,7 @@ MOST_BYTES = 64 << 20  # of all records: some 16 million ids
 FILES = 16  # that they are in, so that the oldest sixteenth goes at a time
 LEAST_ANSWER = 8  # ids: shorter ones teach nothing
 MOST_DAYS = 400
-DAYS_EVERY = (
-    10.0  # seconds between two times that their counts are written: to do so takes longer than to keep an answer
-)
+DAYS_EVERY = 10.0  # seconds until their counts are written again, which takes longer than to keep an answer
 _HEAD = struct.Struct("<IIIIIQ")  # checksum of the rest, ids, of which the prompt's, _FREE | _REMEMBERED, day, owner
 _FREE, _REMEMBERED = 1, 2
 _LOG = getLogger(__name__)
