@@ -1,5 +1,5 @@
 // All numbers of planning that were tuned and not derived: of the planner of `auto`, and of the calibrations that fill its
-// costs. benchmarks/planner_constants.py halves and doubles each in simulated time; docs/design/planner.md has the table.
+// costs. docs/design/planner.md says what each is worth at half and at double of it.
 #pragma once
 
 namespace ppsd {
