@@ -28,8 +28,11 @@ from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.models.random_weights import SHAPES
 from ppsd_rt.models.shapes import model_shapes
 from ppsd_rt.triton_kernels.int4 import GROUP
-from ppsd_rt.triton_kernels.machine_code import Launch, identity, recording, weight_bytes
 from ppsd_rt.triton_kernels.state import MAX_ROWS
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))  # which holds a folder triton_kernels too
+
+from machine_code import Launch, identity, recording, weight_bytes
 
 BANDWIDTH, PHASE = 4.3e12, 2e-6  # bytes and seconds: what published step times on an H200 amount to
 REACHED, START = 0.9, 3e-6  # of a data sheet's bandwidth and clock; seconds until a row kernel is under way

@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from machine_code import Launch
+
 from ppsd_rt.triton_kernels.attention import attention_kernel
 from ppsd_rt.triton_kernels.linear import linear_kernel
-from ppsd_rt.triton_kernels.machine_code import Launch
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

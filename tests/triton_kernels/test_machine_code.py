@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from ppsd_rt.triton_kernels.machine_code import (
+from machine_code import (
     Launch,
     Report,
     arithmetic,
@@ -43,7 +43,7 @@ def compiled(*arguments, triton=None):
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     if triton:
         environment["PYTHONPATH"] = triton
-    command = [sys.executable, "-P", "-m", "ppsd_rt.triton_kernels.machine_code", "--beside", RECORD, *arguments]
+    command = [sys.executable, "-P", Path(__file__).parents[1] / "machine_code.py", "--beside", RECORD, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     print(done.stdout, done.stderr)
     rows = done.stdout.splitlines()[1:]

@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels: `python -m ppsd_rt.triton_kernels.machine_code`. Needs no GPU.
+"""What the compiler makes of the kernels: `python tests/machine_code.py`. Needs no GPU.
 
 Every launch of a model's decoding step is recorded from the functions that make it (with tensors that have a shape and
 no memory), compiled for Hopper and Ampere, and its machine code is checked: nothing spilled, weights loaded 16 bytes at
@@ -33,21 +33,29 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from ..models.head_file import DISTANCES
-from . import int4
-from .attention import Partials, attention
-from .embedding import embedding
-from .feedback import feedback
-from .heads import SAMPLING_WORDS, Scratch, heads
-from .linear import INT8_BLOCK, Weight, linear, tiling
-from .prompt_attention import prompt_attention
-from .prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
-from .qkv import HeadNorms, qkv
-from .siblings import adopt
-from .state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, OFFER_WORDS, RING_WORDS, SIBLING_WORDS, WORDS
-from .swiglu import swiglu
-from .texts import TEXT_WORDS, Texts
-from .verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
+from ppsd_rt.models.head_file import DISTANCES
+from ppsd_rt.triton_kernels import int4
+from ppsd_rt.triton_kernels.attention import Partials, attention
+from ppsd_rt.triton_kernels.embedding import embedding
+from ppsd_rt.triton_kernels.feedback import feedback
+from ppsd_rt.triton_kernels.heads import SAMPLING_WORDS, Scratch, heads
+from ppsd_rt.triton_kernels.linear import INT8_BLOCK, Weight, linear, tiling
+from ppsd_rt.triton_kernels.prompt_attention import prompt_attention
+from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
+from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv
+from ppsd_rt.triton_kernels.siblings import adopt
+from ppsd_rt.triton_kernels.state import (
+    DRAFT_WORDS,
+    MAIL_SLOTS,
+    MAX_ROWS,
+    OFFER_WORDS,
+    RING_WORDS,
+    SIBLING_WORDS,
+    WORDS,
+)
+from ppsd_rt.triton_kernels.swiglu import swiglu
+from ppsd_rt.triton_kernels.texts import TEXT_WORDS, Texts
+from ppsd_rt.triton_kernels.verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
 
 REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
@@ -235,7 +243,7 @@ def type_of(value: Any) -> str:
     return POINTERS[value.dtype] if isinstance(value, Tensor) else "i32" if isinstance(value, int) else "fp32"
 
 
-def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:
+def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:  # noqa: PLR0915 - a launch after the other
     """All kernels of one step, with and without a draft vocabulary and siblings, each once."""
     empty = partial(torch.empty, device="meta", dtype=torch.bfloat16)
     words = partial(torch.empty, device="meta", dtype=torch.int32)
