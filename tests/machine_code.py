@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels: `python tests/machine_code.py`. Needs no GPU.
+"""What the compiler makes of the kernels: `python -P tests/machine_code.py`. Needs no GPU.
 
 Every launch of a model's decoding step is recorded from the functions that make it (with tensors that have a shape and
 no memory), compiled for Hopper and Ampere, and its machine code is checked: nothing spilled, weights loaded 16 bytes at
