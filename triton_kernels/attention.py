@@ -233,14 +233,3 @@ def attention(
 def score_scale(head_dim: int) -> float:
     """1 / sqrt(head_dim), and log2(e) so that the kernels may use powers of two."""
     return head_dim**-0.5 * 1.4426950408889634
-
-
-def attention_twin(queries: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None = None) -> Tensor:
-    """queries [rows, heads, head_dim] at positions start.. -> float32 [rows, heads, head_dim], by the formula."""
-    rows, heads, head_dim = queries.shape
-    length, group = start + rows, heads // len(keys)
-    k, v = (cache[:, :length].float().repeat_interleave(group, 0) for cache in (keys, values))
-    scores = torch.einsum("rhd,hpd->hrp", queries.float(), k) * head_dim**-0.5
-    behind = start + torch.arange(rows, device=k.device)[:, None] - torch.arange(length, device=k.device)
-    hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
-    return torch.einsum("hrp,hpd->rhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)

@@ -49,8 +49,3 @@ def embedding(text: Tensor, table: Tensor, x: Tensor, rounded: Tensor, state: Te
         num_warps=4,
         launch_pdl=pdl,
     )
-
-
-def embedding_twin(text: Tensor, table: Tensor, start: int, rows: int) -> Tensor:
-    """float32 [rows, hidden]."""
-    return table[text[start : start + rows].long()].float()

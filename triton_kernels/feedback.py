@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import Weight, below, dot_type, first_tiles, launch, linear_twin, product, program_outputs, tiling
+from .linear import Weight, below, dot_type, first_tiles, launch, product, program_outputs, tiling
 from .ptx import gdc_launch_dependents, gdc_wait
 from .state import KNOWN, MAX_ROWS, ROWS, START
 
@@ -69,15 +69,3 @@ def feedback(
         x, last_hidden, norm, eps, weight.values, weight.scales, out, state,
         HIDDEN=hidden, DISTANCES=weight.outputs // hidden, DOT=dot_type(weight), PDL=pdl, **how,
     )  # fmt: skip
-
-
-def feedback_twin(
-    x: Tensor, last_hidden: Tensor, norm: Tensor, eps: float, weight: Weight, start: int, rows: int, known: int
-) -> Tensor:
-    """float32 [rows, hidden]."""
-    hidden = x.shape[1]
-    y, distance = x[start : start + rows].float().clone(), start + rows - known
-    if known > 0 and 1 <= distance <= weight.outputs // hidden:
-        matrix = Weight(weight.wide()[(distance - 1) * hidden : distance * hidden])
-        y[-1] += linear_twin(last_hidden[known - 1 : known], matrix, norm=norm, eps=eps)[0]
-    return y

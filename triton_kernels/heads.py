@@ -34,7 +34,6 @@ from .linear import (
     below,
     dot_type,
     launch,
-    linear_twin,
     multiply,
     program_outputs,
     tiles_of,
@@ -310,24 +309,3 @@ def heads(
         DRAFT=draft_ids is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None,
         FILTERS=texts is None, TILES=tiles, PDL=pdl, num_warps=8, maxnreg=128, launch_pdl=pdl,
     )  # fmt: skip
-
-
-def heads_twin(
-    x: Tensor, norm: Tensor, eps: float, weight: Weight, start: int, *, seed: int = 0, temperature: float = 0.0,
-    penalty: float = 1.0, draft_ids: Tensor | None = None, first_seen: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """x [rows, hidden] -> choices and confidences [rows], scores and logits [rows, outputs]."""
-    from ..sampling.noise import gumbel as cpu_gumbel
-
-    logits = linear_twin(x, weight, norm=norm, eps=eps)
-    ids = torch.arange(weight.outputs, device=x.device) if draft_ids is None else draft_ids.long()
-    positions = start + 1 + torch.arange(len(x), device=x.device)
-    scores = logits
-    if first_seen is not None:
-        seen = first_seen[ids] < positions[:, None]
-        scores = torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
-    if temperature > 0:
-        noise = [torch.from_numpy(cpu_gumbel(seed, int(p), ids.cpu().numpy())) for p in positions]
-        scores = scores / temperature + torch.stack(noise).to(x.device)
-    best = scores.argmax(-1, keepdim=True)
-    return ids[best[:, 0]], logits.softmax(-1).gather(1, best)[:, 0], scores, logits

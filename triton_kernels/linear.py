@@ -628,13 +628,3 @@ def linear(
 def normalise_twin(x: Tensor, norm: Tensor, eps: float) -> Tensor:
     wide = x.float()
     return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * norm.float()
-
-
-def linear_twin(
-    x: Tensor, weight: Weight, *, norm: Tensor | None = None, eps: float = 0.0,
-    bias: Tensor | None = None, residual: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """x [rows, inputs] -> float32 [rows, outputs]."""
-    y = (x.float() if norm is None else normalise_twin(x, norm, eps)) @ weight.wide().t()
-    y = y if bias is None else y + bias.float()
-    return y if residual is None else residual.float() + y

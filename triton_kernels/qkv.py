@@ -30,9 +30,7 @@ from .linear import (
     block_of,
     dot_type,
     launch,
-    linear_twin,
     multiply,
-    normalise_twin,
     program_outputs,
     tiles_of,
     tiling_of,
@@ -174,26 +172,3 @@ def qkv(
         X_AT=at_positions(x, texts), SIBLINGS=siblings is not None, TEXTS=texts is not None, TILES=tiles_of(texts),
         DOT=dot_type(weight), PDL=pdl, **of_kv, **{**launch(weight, cut, x, pdl, crowded), **limit},
     )  # fmt: skip
-
-
-def qkv_twin(
-    x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
-    heads: int, kv_heads: int, start: int, *,
-    kv: Weight | None = None, norms: HeadNorms | None = None, rotary: bool = True,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """x [rows, hidden] -> float32 queries [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim]."""
-    weight = weight if kv is None else Weight(torch.cat([weight.wide(), kv.wide()]))
-    y = linear_twin(x, weight, norm=norm, eps=eps, bias=bias).unflatten(1, (heads + 2 * kv_heads, -1))
-    q, k, v = y.split((heads, kv_heads, kv_heads), dim=1)
-    if norms is not None:
-        q, k = normalise_twin(q, norms.queries, eps), normalise_twin(k, norms.keys, eps)
-    if not rotary:
-        return q, k, v
-    where = slice(start, start + len(x))
-    cos, sin = cosines[where, None], sines[where, None]
-
-    def turned(y: Tensor) -> Tensor:
-        a, b = y.chunk(2, dim=-1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-
-    return turned(q), turned(k), v

@@ -7,7 +7,6 @@ W = (G | U) [2 * inner, hidden].
 A program computes BLOCK / 2 rows of G and the same rows of U.
 """
 
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,7 +17,6 @@ from .linear import (
     below,
     dot_type,
     launch,
-    linear_twin,
     multiply,
     program_outputs,
     tiles_of,
@@ -71,9 +69,3 @@ def swiglu(
         PDL=pdl,
         **launch(weight, cut, x, pdl),
     )  # fmt: skip
-
-
-def swiglu_twin(x: Tensor, norm: Tensor, eps: float, weight: Weight) -> Tensor:
-    """x [rows, hidden] -> float32 [rows, inner]."""
-    gate, up = linear_twin(x, weight, norm=norm, eps=eps).chunk(2, dim=-1)
-    return F.silu(gate) * up

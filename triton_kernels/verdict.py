@@ -34,8 +34,6 @@ Passes over later rows may begin before the verdict on earlier ones (several ver
 rows after those of its last pass, and passes come to their verdicts in order.
 """
 
-from collections.abc import Sequence
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -467,36 +465,3 @@ def verdict(
         text, choices, confidences, copied, first_seen, late, head, siblings, state, ring,
         SIBLINGS=siblings is not None, SLOTS=len(ring), PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
-
-
-def verdict_twin(
-    text: list[int], choices: list[int], late: dict[int, int], state: dict[int, int],
-    siblings: Sequence[tuple[int, int, int]] = (),
-) -> tuple[int, int]:  # fmt: skip
-    """The rules above, one token after another. siblings: position, token, and the model's own after it; late[ROWS] is
-    without them -> the place and the position of the row that is adopted, or -1s."""
-    state[ACCEPTED] = state[COMMITTED] = 0
-    if late[ROWS] == 0 or late[EPOCH] != state[EPOCH]:
-        return -1, -1
-    places = late[START] + late[ROWS]  # of siblings
-    for choice in choices[: late[ROWS]]:
-        place = state[START] + 1
-        drafted = place < state[DRAFTED]
-        agree = drafted and text[place] == choice
-        text[place], state[TOKEN], state[START] = choice, choice, place
-        state[COMMITTED] += 1
-        state[ACCEPTED] += agree
-        state[DRAFTED] = max(state[DRAFTED], place + 1)
-        if drafted and not agree:
-            state[EPOCH] += 1
-            for number, (position, token, after) in enumerate(siblings):
-                if (position, token) == (place, choice):
-                    text[place + 1] = state[TOKEN] = after
-                    state[START] = place + 1
-                    state[COMMITTED] += 1
-                    state[DRAFTED] = place + 2
-                    return places + number, place
-            state[DRAFTED] = place + 1
-        if not agree:
-            break
-    return -1, -1

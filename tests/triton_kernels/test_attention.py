@@ -6,11 +6,12 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE, close, make, siblings_at, state_of
+from kernel_twins import attention_twin
 from support import slow
 from triton.runtime import interpreter
 
 import ppsd_rt.triton_kernels.attention as attention_module
-from ppsd_rt.triton_kernels.attention import SPANS, TILE, Partials, attention, attention_twin
+from ppsd_rt.triton_kernels.attention import SPANS, TILE, Partials, attention
 
 ROUND = 4 * TILE  # positions that four programs go round in; most tests have so many, to need fewer positions
 

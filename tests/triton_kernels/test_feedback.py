@@ -6,8 +6,9 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE, FORMATS, close, in_format, make, state_of
+from kernel_twins import feedback_twin
 
-from ppsd_rt.triton_kernels.feedback import feedback, feedback_twin
+from ppsd_rt.triton_kernels.feedback import feedback
 from ppsd_rt.triton_kernels.linear import Weight
 
 EPS, HIDDEN, DISTANCES = 1e-5, 64, 3

@@ -9,13 +9,14 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 import triton.language as tl
 from kernel_support import DEVICE, close, in_format, make, siblings_at, state_of
+from kernel_twins import embedding_twin, heads_twin
 from support import slow
 
 import ppsd_rt.sampling.noise
 import ppsd_rt.triton_kernels.heads as heads_module
 from ppsd_rt.sampling.params import SamplingParams
-from ppsd_rt.triton_kernels.embedding import embedding, embedding_twin
-from ppsd_rt.triton_kernels.heads import Scratch, heads, heads_twin, sampling_words
+from ppsd_rt.triton_kernels.embedding import embedding
+from ppsd_rt.triton_kernels.heads import Scratch, heads, sampling_words
 from ppsd_rt.triton_kernels.linear import Weight
 from ppsd_rt.triton_kernels.noise import gumbel, uniform
 

@@ -6,14 +6,15 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE, FORMATS, ROW_COUNTS, close, in_format, make, siblings_at, state_of, table
+from kernel_twins import linear_twin, qkv_twin, swiglu_twin
 from support import slow
 
 import ppsd_rt.triton_kernels.linear as linear_module
-from ppsd_rt.triton_kernels.linear import RUNS, Tiling, Weight, linear, linear_twin, quantise, quantise_fp8, tiling
-from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv, qkv_twin
+from ppsd_rt.triton_kernels.linear import RUNS, Tiling, Weight, linear, quantise, quantise_fp8, tiling
+from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv
 from ppsd_rt.triton_kernels.siblings import adopt
 from ppsd_rt.triton_kernels.state import ADOPTED, ADOPTED_AT, SIBLING_WORDS
-from ppsd_rt.triton_kernels.swiglu import swiglu, swiglu_twin
+from ppsd_rt.triton_kernels.swiglu import swiglu
 
 EPS = 1e-5
 SMALL = Tiling(16, 1, 1, RUNS["plain"])

@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch.nn.functional as F
 from kernel_support import DEVICE, make, state_of, table
+from kernel_twins import attention_twin, linear_twin, qkv_twin, swiglu_twin
 from support import slow
 
 from ppsd_rt.cuda.stages import DeviceStages
@@ -20,12 +21,11 @@ from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.random_weights import SHAPES
 from ppsd_rt.sampling.params import SamplingParams
-from ppsd_rt.triton_kernels.attention import Partials, attention, attention_twin
+from ppsd_rt.triton_kernels.attention import Partials, attention
 from ppsd_rt.triton_kernels.heads import Scratch, heads, sampling_words
 from ppsd_rt.triton_kernels.linear import (
     Weight,
     linear,
-    linear_twin,
     normalise_twin,
     quantise,
     quantise_fp8,
@@ -34,9 +34,9 @@ from ppsd_rt.triton_kernels.linear import (
 )
 from ppsd_rt.triton_kernels.prompt_attention import prompt_attention
 from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
-from ppsd_rt.triton_kernels.qkv import qkv, qkv_twin
+from ppsd_rt.triton_kernels.qkv import qkv
 from ppsd_rt.triton_kernels.state import START
-from ppsd_rt.triton_kernels.swiglu import swiglu, swiglu_twin
+from ppsd_rt.triton_kernels.swiglu import swiglu
 
 GPU = DEVICE == "cuda"
 TINY = LlamaConfig.from_dict(

@@ -6,13 +6,12 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE, FORMATS, close, in_format, make, table
+from kernel_twins import attention_twin, linear_twin, qkv_twin, swiglu_twin
 
-from ppsd_rt.triton_kernels.attention import attention_twin
-from ppsd_rt.triton_kernels.linear import linear_twin, normalise_twin
+from ppsd_rt.triton_kernels.linear import normalise_twin
 from ppsd_rt.triton_kernels.prompt_attention import ROWS_BLOCK, TILE, prompt_attention
 from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
-from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv_twin
-from ppsd_rt.triton_kernels.swiglu import swiglu_twin
+from ppsd_rt.triton_kernels.qkv import HeadNorms
 
 EPS = 1e-5
 formats = pytest.mark.parametrize("format", FORMATS)

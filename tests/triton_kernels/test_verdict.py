@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE, siblings_at
+from kernel_twins import verdict_twin
 
 from ppsd_rt.sampling.noise import philox
 from ppsd_rt.triton_kernels.state import (
@@ -72,7 +73,6 @@ from ppsd_rt.triton_kernels.verdict import (
     fetch,
     post,
     verdict,
-    verdict_twin,
 )
 
 USED = (ROWS, START, EPOCH, TOKEN, ACCEPTED, COMMITTED, DRAFTED, LOCK)

@@ -27,11 +27,9 @@ PROMPT = "The capital of France is"
 
 def twin_logits(engine, ids: list[int]) -> Tensor:
     """float32 [rows, vocabulary], of all rows of the text."""
+    from kernel_twins import attention_twin, linear_twin, qkv_twin, swiglu_twin
+
     from ppsd_rt.models.rope import Rope
-    from ppsd_rt.triton_kernels.attention import attention_twin
-    from ppsd_rt.triton_kernels.linear import linear_twin
-    from ppsd_rt.triton_kernels.qkv import qkv_twin
-    from ppsd_rt.triton_kernels.swiglu import swiglu_twin
 
     weights, config = engine.backend.weights, engine.config
     rope, eps = Rope(config, len(ids), "cpu"), config.rms_norm_eps
