@@ -83,9 +83,8 @@ void GraphCarrier::begin(const std::vector<int>& prompt, int keep, int first) {
       check(driver().cuEventRecord(origins_.back().second, lane.stream), "recording an event");
     }
   }
-  const bool go_on = !after_round_ || after_round_(round, &plan_);
+  if (after_round_) after_round_(round, &plan_);
   events_.emplace_back(std::move(round));
-  if (!go_on) plan_.cancel();
 }
 
 std::optional<Event> GraphCarrier::next() {
@@ -301,9 +300,8 @@ void GraphCarrier::take(const Record& record) {
   read_timers(false);
   std::optional<Round> round = plan_.land(record, done_);
   if (!round) return;
-  const bool go_on = !after_round_ || after_round_(*round, &plan_);
+  if (after_round_) after_round_(*round, &plan_);
   events_.emplace_back(std::move(*round));
-  if (!go_on) plan_.cancel();
 }
 
 // How many draft launches have ended; they end in the order of their launches.

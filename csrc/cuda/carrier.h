@@ -59,7 +59,7 @@ struct Graphs : StepGraphs {
 
 class GraphCarrier final : public Carrier {
  public:
-  using AfterRound = std::function<bool(const Round&, Plan*)>;
+  using AfterRound = std::function<void(const Round&, Plan*)>;
 
   GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule, const Limits& limits, uint64_t seed,
                bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr,

@@ -40,8 +40,6 @@ constexpr int kComputeMajor = 75, kComputeMinor = 76;   // device attributes
   F(cuCtxGetCurrent, (Context* context))                                          \
   F(cuCtxSetCurrent, (Context context))                                           \
   F(cuCtxGetStreamPriorityRange, (int* least, int* greatest))                     \
-  F(cuCtxEnablePeerAccess, (Context peer, unsigned flags))                        \
-  F(cuDeviceCanAccessPeer, (int* can, Device device, Device peer))                \
   F(cuStreamCreateWithPriority, (Stream* stream, unsigned flags, int priority))   \
   F(cuStreamDestroy, (Stream stream))                                             \
   F(cuStreamSynchronize, (Stream stream))                                         \
@@ -56,10 +54,7 @@ constexpr int kComputeMajor = 75, kComputeMinor = 76;   // device attributes
   F(cuGraphExecDestroy, (GraphExec exec))                                         \
   F(cuGraphUpload, (GraphExec exec, Stream stream))                               \
   F(cuGraphLaunch, (GraphExec exec, Stream stream))                               \
-  F(cuMemcpyDtoHAsync, (void* to, Address from, size_t bytes, Stream stream))     \
   F(cuMemcpyPeerAsync, (Address to, Context to_context, Address from, Context from_context, size_t bytes, Stream stream)) \
-  F(cuMemHostAlloc, (void** memory, size_t bytes, unsigned flags))                \
-  F(cuMemFreeHost, (void* memory))                                                \
   F(cuGetErrorName, (Result result, const char** name))                           \
   F(cuGetErrorString, (Result result, const char** text))
 

@@ -27,7 +27,6 @@ class EventRing {
   EventRing& operator=(const EventRing&) = delete;
 
   EventHandle at(int64_t launch) const { return events_[size_t(launch) % events_.size()]; }
-  int slots() const { return int(events_.size()); }
 
  private:
   Context context_;

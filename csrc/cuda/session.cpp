@@ -29,7 +29,7 @@ GraphSession::GraphSession(std::shared_ptr<Lanes> lanes, Graphs graphs, GraphReq
       carrier_(lanes_.get(), std::move(graphs),
                allowed(request_.planner ? request_.planner->schedule() : request_.schedule, request_.in_turns),
                request_.limits, request_.seed, request_.report_drafts,
-               [this](const Round& round, Plan* plan) { return committed(round, plan); }, trace, request_.ngrams),
+               [this](const Round& round, Plan* plan) { committed(round, plan); }, trace, request_.ngrams),
       thread_([this] { work(); }) {}
 
 GraphSession::~GraphSession() { end(); }
@@ -62,12 +62,11 @@ void GraphSession::work() {
   events_.finish();
 }
 
-bool GraphSession::committed(const Round& round, Plan* plan) {
+void GraphSession::committed(const Round& round, Plan* plan) {
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_round_).count();
   last_round_ = now;
   if (request_.planner) replan(request_.planner.get(), round, seconds, request_.in_turns, plan);
-  return true;
 }
 
 }  // namespace ppsd::cuda

@@ -43,7 +43,7 @@ class GraphSession {
   using Clock = std::chrono::steady_clock;
 
   void work();
-  bool committed(const Round& round, Plan* plan);
+  void committed(const Round& round, Plan* plan);
 
   const std::shared_ptr<Lanes> lanes_;
   const GraphRequest request_;

@@ -218,15 +218,6 @@ Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   *least = 0, *greatest = -5;
   return 0;
 }
-Result cuCtxEnablePeerAccess(void*, unsigned) {
-  ENTER("cuCtxEnablePeerAccess");
-  return 0;
-}
-Result cuDeviceCanAccessPeer(int* can, int, int) {
-  ENTER("cuDeviceCanAccessPeer");
-  *can = 1;
-  return 0;
-}
 Result cuStreamCreateWithPriority(void** handle, unsigned, int) {
   ENTER("cuStreamCreateWithPriority");
   if (current_context == nullptr) return 201;
@@ -360,14 +351,6 @@ Result cuGraphLaunch(void* handle, void* stream_handle) {
   fake().changed.notify_all();
   return 0;
 }
-Result cuMemcpyDtoHAsync(void* to, Address from, size_t bytes, void* handle) {
-  ENTER("cuMemcpyDtoHAsync");
-  Stream* stream = stream_of(handle);
-  if (stream == nullptr) return kInvalidHandle;
-  stream->queue.push_back([=] { std::memcpy(to, reinterpret_cast<const void*>(from), bytes); });
-  fake().changed.notify_all();
-  return 0;
-}
 Result cuMemcpyPeerAsync(Address to, void* to_context, Address from, void* from_context, size_t bytes, void* handle) {
   ENTER("cuMemcpyPeerAsync");
   Stream* stream = stream_of(handle);
@@ -383,15 +366,6 @@ Result cuMemcpyPeerAsync(Address to, void* to_context, Address from, void* from_
       __atomic_store_n(target + i, __atomic_load_n(source + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
   });
   fake().changed.notify_all();
-  return 0;
-}
-Result cuMemHostAlloc(void** memory, size_t bytes, unsigned) {
-  ENTER("cuMemHostAlloc");
-  *memory = std::calloc(1, bytes);
-  return 0;
-}
-Result cuMemFreeHost(void* memory) {
-  std::free(memory);
   return 0;
 }
 Result cuGetErrorName(Result result, const char** name) {
