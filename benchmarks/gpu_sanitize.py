@@ -15,7 +15,7 @@ from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.sampling.params import SamplingParams
-from ppsd_rt.triton_kernels.state import START
+from ppsd_rt.triton_kernels.state import REPORT, START
 
 CONFIG = {
     "model_type": "qwen2", "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 3, "vocab_size": 259,
@@ -34,15 +34,14 @@ def exercise(device: str, format: str, heads: dict[str, int], tokens: int) -> No
         SamplingParams(),
         SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.2),
     ):
-        stages = DeviceStages(
-            weights.with_random_head("feedback", 1, range(0, 259, 2)), 512, (2,), pdl=pdl, report=True
-        )
+        stages = DeviceStages(weights.with_random_head("feedback", 1, range(0, 259, 2)), 512, (2,), pdl=pdl)
         prompt = list(range(3, 133))
         end = len(prompt) + tokens
         oracle = Oracle(tuple(prompt + [5] * tokens), 0.5, 1)
         stages.begin(prompt, params, end=end, most=15, lookahead=15, oracle=oracle)
+        stages.buffers.state[REPORT] = 1
         launches = 0
-        while stages.state[START].item() < end - 1 and launches < tokens:
+        while stages.buffers.state[START].item() < end - 1 and launches < tokens:
             for _ in range(launches % 4):
                 stages.draft_step()
             stages.plain_step()

@@ -21,6 +21,7 @@ LAYERS = {"norm": 0, "adapter": 1, "layer": 1, "two-layer": 2, "feedback": 1}  #
 KINDS = tuple(LAYERS)
 NGRAM = "ngram"  # no head at all: what usually follows in the model's own text
 EAGLE3 = "eagle3"  # others train these: eagle3.py
+MOST_TEXT_IDS = 512  # the newest of a text, drafted beside those that a file lists: kMost of draft_vocabulary.h
 DISTANCES = 6  # rows after the newest verified one to which its last hidden state is of use
 BLOCK = 32  # weights of a row of an int8 matrix that share a scale, as in the CPU's int8 format
 SCALES = ".scales"  # after the matrix's name: float16 [rows, columns / BLOCK]

@@ -461,18 +461,16 @@ class GraphCopy:
     ) -> None: ...
 
 class Graphs:
-    """Captured stages, and what they write: handles of graphs (0: none), of rounds by their number of drafts; siblings:
-    the same (draft, row, rounds, verify) of rounds with siblings, or None; copies before each leg of a pass, rings of
-    records [address, records], the address of what the host offers to draft, and the numbers of the last records.
+    """Captured stages, and what they write: the handles of plain rounds, and of rounds with siblings, if there are any
+    (a draft step's, a row's, whole rounds' by their number of drafts, those of the legs of a pass); copies before each
+    leg, rings of records [address, records], the address of what the host offers to draft, and the numbers of the last
+    records.
     """
 
     def __init__(
         self,
         *,
-        draft: int,
-        row: int,
-        rounds: dict[int, int],
-        verify: Sequence[int],
+        plain: tuple[int, int, dict[int, int], Sequence[int]],
         siblings: tuple[int, int, dict[int, int], Sequence[int]] | None,
         copies: Sequence[Sequence[GraphCopy]],
         take_apart: bool,
@@ -536,12 +534,9 @@ class LaunchPlan:
     def wants_confidence(self) -> int: ...
     def drafted(self, position: int, token: int, confidence: float) -> None: ...  # position -1: none was drawn
     def take_offer(self) -> list[int] | None: ...  # what the device is to be offered from now on, if that has changed
-    def cancel(self) -> None: ...
     finished: Final[bool]
-    overlapping: Final[bool]
     passes_in_flight: Final[int]
     drafts_launched: Final[int]
-    tokens: Final[list[int]]
 
 WIRE_VERSION: int
 

@@ -62,7 +62,7 @@ def plain_of(model, prompt, params, end):
 
 def records_of(stages, first):
     """Of the verdicts from number `first` on, in order."""
-    rows = {row[RECORD_SEQUENCE]: row for row in stages.ring.tolist() if row[RECORD_SEQUENCE] >= first}
+    rows = {row[RECORD_SEQUENCE]: row for row in stages.buffers.ring.tolist() if row[RECORD_SEQUENCE] >= first}
     assert sorted(rows) == list(range(first, first + len(rows)))
     return [rows[number] for number in sorted(rows)]
 
@@ -80,4 +80,4 @@ def told(records, prompt):
 
 
 def text_of(stages):
-    return stages.text[: stages.state[START].item() + 1].tolist()
+    return stages.buffers.text[: stages.buffers.state[START].item() + 1].tolist()

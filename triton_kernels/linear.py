@@ -469,15 +469,10 @@ class Weight(NamedTuple):
     def inputs(self) -> int:
         return self.of_inputs or self.values.shape[1]
 
-    def rows(self, ids: Tensor) -> "Weight":
-        """Those outputs."""
+    def rows(self, ids: Tensor | slice) -> "Weight":
+        """Those outputs; a slice stays in the same memory."""
         scales = None if self.scales is None else self.scales[ids]
         return self._replace(values=self.values[ids], scales=scales)
-
-    def part(self, first: int, end: int) -> "Weight":
-        """Outputs [first, end), in the same memory."""
-        scales = None if self.scales is None else self.scales[first:end]
-        return self._replace(values=self.values[first:end], scales=scales)
 
     def to(self, device: torch.device | str) -> "Weight":
         scales = None if self.scales is None else self.scales.to(device)

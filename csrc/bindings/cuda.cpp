@@ -115,13 +115,11 @@ void bind_cuda(py::module_& m) {
            py::arg("row_bytes"), py::arg("rows"));
   using Words = std::pair<uint64_t, int>;   // an address, and how many records there are
   py::class_<Graphs>(m, "Graphs")
-      .def(py::init([](uint64_t draft, uint64_t row, const std::map<int, uint64_t>& rounds,
-                       const std::vector<uint64_t>& verify, const std::optional<StepHandles>& siblings,
-                       std::vector<std::vector<Copy>> copies,
-                       bool take_apart, bool verdict_apart, Words verdicts, Words drafts, uint64_t offer, int32_t sequence,
+      .def(py::init([](const StepHandles& plain, const std::optional<StepHandles>& siblings,
+                       std::vector<std::vector<Copy>> copies, bool take_apart, bool verdict_apart, Words verdicts, Words drafts, uint64_t offer, int32_t sequence,
                        int32_t drawn, bool draft_records) {
              Graphs graphs;
-             static_cast<StepGraphs&>(graphs) = steps_of({draft, row, rounds, verify});
+             static_cast<StepGraphs&>(graphs) = steps_of(plain);
              if (siblings) graphs.siblings = steps_of(*siblings);
              graphs.copies = std::move(copies);
              graphs.take_apart = take_apart, graphs.verdict_apart = verdict_apart;
@@ -131,9 +129,7 @@ void bind_cuda(py::module_& m) {
              graphs.sequence = sequence, graphs.drawn = drawn, graphs.draft_records = draft_records;
              return graphs;
            }),
-           py::kw_only(), py::arg("draft"), py::arg("row"), py::arg("rounds"), py::arg("verify"), py::arg("siblings"),
-           py::arg("copies"), py::arg("take_apart"),
-           py::arg("verdict_apart"), py::arg("verdicts"), py::arg("drafts"), py::arg("offer"), py::arg("sequence"), py::arg("drawn"),
+           py::kw_only(), py::arg("plain"), py::arg("siblings"), py::arg("copies"), py::arg("take_apart"), py::arg("verdict_apart"), py::arg("verdicts"), py::arg("drafts"), py::arg("offer"), py::arg("sequence"), py::arg("drawn"),
            py::arg("draft_records"));
 
   bind_answer<GraphSession>(m, "GraphSession")
@@ -189,10 +185,7 @@ void bind_cuda(py::module_& m) {
              write_offer(*offer, words.data());
              return py::object(py::cast(words));
            })
-      .def("cancel", [](PyPlan& p) { p.plan.cancel(); })
       .def_property_readonly("finished", [](const PyPlan& p) { return p.plan.finished(); })
-      .def_property_readonly("overlapping", [](const PyPlan& p) { return p.plan.overlapping(); })
       .def_property_readonly("passes_in_flight", [](const PyPlan& p) { return p.plan.passes_in_flight(); })
-      .def_property_readonly("drafts_launched", [](const PyPlan& p) { return p.plan.drafts_launched(); })
-      .def_property_readonly("tokens", [](const PyPlan& p) { return p.plan.tokens(); });
+      .def_property_readonly("drafts_launched", [](const PyPlan& p) { return p.plan.drafts_launched(); });
 }

@@ -32,7 +32,7 @@ from ..backend import (
 )
 from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
 from ..cpu.machine import SHARE, kv_memory_of
-from ..errors import PpsdError, UsageError
+from ..errors import PpsdError
 from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
@@ -51,11 +51,10 @@ from .devices import synchronise
 from .eager import EagerCarrier
 from .eagle import Eagle
 from .graphs import CaptureFailed, Recorder, StageGraphs, StepGraphs
-from .logits import logits_of
 from .passes import PAGE, CudaPasses
 from .placement import Measured, Placement, best_sizes, given_sizes, measure
 from .stages import DeviceStages
-from .weights import FORMATS, DeviceWeights, refuses
+from .weights import DeviceWeights, check_runs
 
 _LOG = logging.getLogger(__name__)
 
@@ -80,12 +79,8 @@ class CudaBackend:
         self._device = devices[0]  # that drafts
         on_gpu = self._device.type == "cuda"
         self._dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
-        if self._dtype not in FORMATS:
-            raise UsageError(f"dtype {dtype!r} is unknown to the cuda backend; dtypes are auto, {', '.join(FORMATS)}")
+        check_runs(checkpoint.config, self._dtype)
         errors.check_format(self._dtype, devices)
-        reason = refuses(checkpoint.config)
-        if reason:
-            raise PpsdError(f"the cuda backend cannot run this model: {reason}; use --backend torch")
         self._config, self._cuts = checkpoint.config, stages
         self._checkpoint = checkpoint
         self._serial = errors.switch("PPSD_CUDA_SERIAL")
@@ -96,14 +91,12 @@ class CudaBackend:
         self._placement: Placement | None = None
         if len(devices) > 1:
             self._placement = self._first_placement(devices)
-            errors.check_parts(self._config, self._dtype, devices, self._placement.sizes)
-            needed = errors.parts_bytes(self._config, self._dtype, devices, self._placement.sizes)
+            needed = errors.check_parts(self._config, self._dtype, devices, self._placement.sizes)
         else:
             cut_layers(0, self._config.num_hidden_layers, stages)  # before the weights are loaded
-            errors.check_memory(self._config, self._dtype, self._device)
-            needed = {self._device: errors.weight_bytes(self._config, self._dtype)}
+            needed = errors.check_memory(self._config, self._dtype, self._device)
         places = self._placement.places if self._placement else ()
-        with self._out_of_memory(f"the weights as {self._dtype}", needed):
+        with errors.out_of_memory(f"the weights as {self._dtype}", needed, self._dtype):
             self._base = DeviceWeights.from_checkpoint(checkpoint, self._dtype, self._device, places)
         self._starting = RLock()
         self._over = Condition(self._starting)  # told when the answer that is alone is over
@@ -175,7 +168,7 @@ class CudaBackend:
         self._end()
         self._answers.forget_loop()
         self._drop_stages()
-        with self._out_of_memory("the exit head", dict.fromkeys(self._devices(), 0)):
+        with errors.out_of_memory("the exit head", dict.fromkeys(self._devices(), 0), self._dtype):
             if placement is not None:
                 self._weights = self._base
                 self._placement, self._base = placement, self._base.placed(placement.places)
@@ -282,7 +275,7 @@ class CudaBackend:
 
     def _make_loop(self) -> _native.Loop:
         pages, graphs = self._pages, None if self._eager else StepGraphs(self._device, Recorder())
-        with self._out_of_memory(f"{pages} pages of KV caches", {self._device: pages * self._page_bytes}):
+        with errors.out_of_memory(f"{pages} pages of KV caches", {self._device: pages * self._page_bytes}, self._dtype):
             passes = CudaPasses(self._weights, pages, self._eagle, pdl=self._pdl, graphs=graphs)
         return _native.Loop.of_passes(passes, pages, MOST_ANSWERS, PROMPT_ROWS)
 
@@ -291,7 +284,7 @@ class CudaBackend:
         with self._starting:
             self._hand_over()
             self._tokens = []
-            return logits_of(self._ready(len(ids) + 1), ids, last).cpu().numpy()
+            return self._ready(len(ids) + 1).logits(ids, last).cpu().numpy()
 
     def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
         return logprobs_by_logits(self.logits, ids, top)
@@ -391,15 +384,15 @@ class CudaBackend:
         self._tokens = list(prompt)
         kept = min(keep, len(prompt) - 1)
         records = options.report_drafts or isinstance(schedule, Auto) or _by_confidence(schedule)
-        stages.state[REPORT] = int(records)
+        stages.buffers.state[REPORT] = int(records)
         self._synchronise()
         if self._graphs is None:
             stages.plain_step((len(prompt) - 1, 1))
             self._synchronise()
         else:
             self._graphs.plain_step((len(prompt) - 1, 1))
-        sequence, drawn = (int(stages.state[place]) for place in (SEQUENCE, DRAWN))
-        record = stages.ring[sequence % len(stages.ring)].tolist()
+        sequence, drawn = (int(stages.buffers.state[place]) for place in (SEQUENCE, DRAWN))
+        record = stages.buffers.ring[sequence % len(stages.buffers.ring)].tolist()
         if record[RECORD_SEQUENCE] != sequence or record[RECORD_COMMITTED] != 1:
             raise PpsdError("the prompt's verdict has not come from the device")
         if record[RECORD_IDS] < 0:
@@ -484,7 +477,9 @@ class CudaBackend:
             capacity = max(end, min(max(LEAST_CAPACITY, 1 << (end - 1).bit_length()), longest), measured)
             self._drop_stages()
             cuts = self._stage_cuts(self._weights.exit_layer, self._placement)
-            with self._out_of_memory(f"a KV cache of {capacity} tokens", needed_bytes(self._weights, capacity, cuts)):
+            with errors.out_of_memory(
+                f"a KV cache of {capacity} tokens", needed_bytes(self._weights, capacity, cuts), self._dtype
+            ):
                 self._stages = DeviceStages(self._weights, capacity, cuts, pdl=self._pdl)
             if not self._eager:
                 self._capture(0)
@@ -522,9 +517,6 @@ class CudaBackend:
             return "interpreter"
         switches = (self._eager, self._pdl, *([str(self._placement)] if self._placement else []))
         return f"{torch.cuda.get_device_name(self._device)} {torch.__version__} {switches}"
-
-    def _out_of_memory(self, what: str, needed: dict[torch.device, int]) -> errors.OutOfMemory:
-        return errors.OutOfMemory(what, needed, errors.smaller(self._dtype))
 
     # -- several devices -----------------------------------------------------------------------------------------------
 

@@ -125,20 +125,14 @@ class Site:
         self.handed = [hidden(border) for border in range(1, stages)]
         self.keys, self.values = [cache(layer) for layer in range(every)], [cache(layer) for layer in range(every)]
 
-    def keep(self, old: "Site", rows: int) -> None:
-        """The first rows of what has become too small."""
-        for to, source in ((self.exit_hidden, old.exit_hidden), (self.last_hidden, old.last_hidden)):
-            to[:rows] = source[:rows]
-        for to, source in zip([*self.keys, *self.values], [*old.keys, *old.values], strict=True):
-            to[:, :rows] = source[:, :rows]
-
 
 class Buffers(Site):
     """Of one model for one answer at a time, on the device that drafts.
 
     early and head: the words of a draft step's layers and of its exit head. confidences [capacity] and copied
     [capacity] int32 (of draft tokens, by position), truth [capacity] int32 (the oracle's). choices [16] int32: of a
-    pass whose verdict is apart. offer [OFFER_WORDS] int32: what the host writes to be drafted. seconds: int32 and
+    pass whose verdict is apart. In the host's memory, int32: ring [SLOTS, RING_WORDS] and drafts [SLOTS, DRAFT_WORDS],
+    record n in slot n % SLOTS; offer [OFFER_WORDS], what the host offers to draft. seconds: int32 and
     float32 [capacity], the draft tokens' second choices and their confidences. siblings [SIBLING_WORDS] int32: those of
     the round. caches int64: the addresses of the model's keys and values.
     """

@@ -122,20 +122,24 @@ def _slopes(stages: DeviceStages, play: Callable[[int], Round], repeats: int) ->
 
 
 def _round(graphs: StageGraphs, rows: int) -> Round:
-    launches = [*[(0, graphs.draft)] * (rows - 1), (0, graphs.row), *((0, exec) for exec in graphs.verify)]
+    launches = [
+        *[(0, graphs.plain.draft)] * (rows - 1),
+        (0, graphs.plain.row),
+        *((0, exec) for exec in graphs.plain.verify),
+    ]
     took = [end - begin for begin, end in graphs.lanes.timeline(launches)]
     return Round(took[: rows - 1], took[rows - 1], took[rows:])
 
 
 def _whole_plain_step(graphs: StageGraphs) -> float:
     """In one launch."""
-    ((begin, end),) = graphs.lanes.timeline([(0, graphs.rounds[0])])
+    ((begin, end),) = graphs.lanes.timeline([(0, graphs.plain.rounds[0])])
     return end - begin
 
 
 def _apart_round(graphs: StageGraphs, rows: int) -> Round:
     """On several devices: a pass's legs are timed one by one, the copies between them are not."""
-    spans = graphs.lanes.timeline([*[(-1, graphs.draft)] * (rows - 1), (-1, graphs.row)])
+    spans = graphs.lanes.timeline([*[(-1, graphs.plain.draft)] * (rows - 1), (-1, graphs.plain.row)])
     took = [end - begin for begin, end in spans]
     return Round(took[:-1], took[-1], graphs.pass_apart(None))
 
@@ -164,46 +168,47 @@ def _beside(turns: StageCosts, drafting: float, verifying: float) -> StageCosts:
     )
 
 
+def _slower(graphs: StageGraphs, turns: StageCosts, legs: list[int], alone: float) -> tuple[float, float] | None:
+    """How many times as long draft steps and these legs of a pass, which take `alone` seconds, take beside each other;
+    None: they have not met."""
+    beside = min(_PAIRED, int(2 * alone / turns.draft_step) + 2)
+    spans = graphs.lanes.timeline([*[(-1, graphs.plain.draft)] * beside, *((0, exec) for exec in legs)])
+    begin, end = spans[beside][0], spans[-1][1]
+    together = [stop - start for start, stop in spans[:beside] if start < end and stop > begin]
+    return (median(together) / turns.draft_step, (end - begin) / alone) if together else None
+
+
 def _beside_a_stage(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None:
     """What overlaps on one of several devices is drafting with the stage that shares it, if there is one; the rest of a
     pass runs elsewhere, beside drafts at full speed. Passes that follow each other through the stages are not foreseen.
     """
     if not graphs.drafts_beside_a_stage:
         return turns
-    slower_drafts, slower_leg, alone = [], [], 0.0
+    slower, alone = [], 0.0
     for repeat in range(4):
         alone = _apart_round(graphs, 4).legs[0]
-        graphs.lanes.timeline([(-1, graphs.draft)] * 4)
-        beside = min(_PAIRED, int(2 * alone / turns.draft_step) + 2)
-        spans = graphs.lanes.timeline([*[(-1, graphs.draft)] * beside, (0, graphs.verify[0])])
+        graphs.lanes.timeline([(-1, graphs.plain.draft)] * 4)
+        found = _slower(graphs, turns, graphs.plain.verify[:1], alone)
         graphs.pass_apart(None, first=1)
-        begin, end = spans[-1]
-        together = [stop - start for start, stop in spans[:-1] if start < end and stop > begin]
-        if repeat and together:
-            slower_drafts.append(median(together) / turns.draft_step)
-            slower_leg.append((end - begin) / alone)
-    if not slower_drafts:
+        if repeat and found:
+            slower.append(found)
+    if not slower:
         return None
     share = min(1.0, alone / turns.verify[3])
-    return _beside(turns, *(1 + share * (max(1.0, median(times)) - 1) for times in (slower_drafts, slower_leg)))
+    drafts, leg = (1 + share * (max(1.0, median(times)) - 1) for times in zip(*slower, strict=True))
+    return _beside(turns, drafts, leg)
 
 
 def _side_by_side(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None:
     """How much longer draft steps and passes take beside each other; None where that does not gain every time."""
-    slower_drafts, slower_passes = [], []
-    beside = min(_PAIRED, int(2 * turns.verify[3] / turns.draft_step) + 2)
+    slower = []
     for repeat in range(4):
-        graphs.lanes.timeline([(0, graphs.draft)] * 4)  # rows for the pass
-        a_pass = [(0, exec) for exec in graphs.verify]
-        spans = graphs.lanes.timeline([*[(-1, graphs.draft)] * beside, *a_pass])
-        drafts, verified = spans[:beside], spans[beside:]
-        begin, end = verified[0][0], verified[-1][1]
-        shared = [stop - start for start, stop in drafts if start < end and stop > begin]
-        if repeat and shared:
-            slower_drafts.append(median(shared) / turns.draft_step)
-            slower_passes.append((end - begin) / turns.verify[3])
+        graphs.lanes.timeline([(0, graphs.plain.draft)] * 4)  # rows for the pass
+        found = _slower(graphs, turns, graphs.plain.verify, turns.verify[3])
+        if repeat and found:
+            slower.append(found)
     # In the time of a pass beside drafts, 1 / slower of a pass is done, and as much of drafts: 1 is what turns do.
-    gains = [1 / drafts + 1 / passes for drafts, passes in zip(slower_drafts, slower_passes, strict=True)]
-    if not gains or min(gains) < Tuning().worth_switching:
+    if not slower or min(1 / drafts + 1 / passes for drafts, passes in slower) < Tuning().worth_switching:
         return None
-    return _beside(turns, max(1.0, median(slower_drafts)), max(1.0, median(slower_passes)))
+    drafts, passes = (max(1.0, median(times)) for times in zip(*slower, strict=True))
+    return _beside(turns, drafts, passes)

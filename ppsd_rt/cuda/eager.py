@@ -43,7 +43,7 @@ class EagerCarrier:
             offer = self.plan.take_offer()
             if offer is not None:
                 self._wait()  # launches are queued, and they read it when their turn has come
-                self.stages.offer[:] = torch.tensor(offer, dtype=torch.int32)
+                self.stages.buffers.offer[:] = torch.tensor(offer, dtype=torch.int32)
             if step == "draft":
                 self.stages.draft_step(self.plan.siblings)
                 self._unread.append(self.plan.drafts_launched - 1)
@@ -70,7 +70,7 @@ class EagerCarrier:
         self._finish_passes()
         self._wait()
         self._sequence += 1
-        record = self.stages.ring[self._sequence % len(self.stages.ring)].tolist()
+        record = self.stages.buffers.ring[self._sequence % len(self.stages.buffers.ring)].tolist()
         if record[RECORD_SEQUENCE] != self._sequence:
             raise PpsdError(f"verdict {self._sequence} has not come from the device")
         now = perf_counter()
@@ -92,7 +92,7 @@ class EagerCarrier:
         drawn = []
         while self._unread:
             self._drawn += 1
-            record = self.stages.drafts[self._drawn % len(self.stages.drafts)]
+            record = self.stages.buffers.drafts[self._drawn % len(self.stages.buffers.drafts)]
             words = record.tolist()
             if words[DRAFT_SEQUENCE] != self._drawn:  # draft steps leave no records in this answer
                 self._drawn += len(self._unread) - 1

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..models.eagle3 import Eagle3File
 from ..models.eagle3_head import Eagle3Head
-from ..reference.passes import PAGE, Stack, Where, by_blocks, same_rows
+from ..reference.passes import PAGE, Stack, Where, eagle_rows, same_rows
 from .weights import DeviceWeights
 
 
@@ -31,12 +31,8 @@ class Eagle:
     @torch.inference_mode()
     def rows(self, texts: Sequence[Where], ids: Sequence[int], x: Tensor, verified: bool) -> Tensor:
         """As TorchPasses.eagle: x [rows, taps * hidden], or [rows, hidden] -> [rows, hidden]."""
-        head = self.head
-        compute = head.feature if verified else head.next_feature
-        features = by_blocks(self.own.size, x.to(self._embedding), texts, lambda block, _: compute(block))
-        tokens = torch.tensor(ids, device=self._embedding.device)
-        embeddings = self._embedding[tokens] if head.embed_tokens is None else head.embed_tokens(tokens)
-        return self.own.run(torch.cat((embeddings, features), dim=-1), texts).float()
+        x = x.to(self._embedding)
+        return eagle_rows(self.head, self.own, self._embedding, texts, ids, x, verified).float()
 
     @torch.inference_mode()
     def logits(self, x: Tensor) -> tuple[Tensor, Tensor]:

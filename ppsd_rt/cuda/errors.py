@@ -1,7 +1,8 @@
 """What a machine must have for the CUDA backend, and the one line that says what is missing."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -92,16 +93,18 @@ def unusable(name: str) -> str | None:
     return None
 
 
-def weight_bytes(config: LlamaConfig, dtype: str) -> int:
-    """About what a model's weights take on the device."""
-    shapes = model_shapes(config)
-    table = shapes["model.embed_tokens.weight"]
+def weight_bytes(
+    config: LlamaConfig, dtype: str, layers: int | None = None, *, first: bool = True, last: bool = True
+) -> int:
+    """About what a model's weights take on the device; or so many of its layers, with the embedding on the first of
+    several devices and the LM head on the last one."""
+    shapes = model_shapes(config if layers is None else replace(config, num_hidden_layers=layers))
+    shapes["lm_head.weight"] = table = shapes.pop("model.embed_tokens.weight")
     embedding = table[0] * table[1] * (4 if dtype == "float32" else 2)  # read row by row, and never packed
-    matrices: dict[str, tuple[int, ...]] = {name: shape for name, shape in shapes.items() if len(shape) == 2}
-    del matrices["model.embed_tokens.weight"]
-    if config.tie_word_embeddings and dtype in ("int8", "int4", "fp8"):
-        matrices["lm_head.weight"] = table
-    return int(embedding + sum(_matrix_bytes(name, shape, dtype) for name, shape in matrices.items()))
+    if not last or (first and config.tie_word_embeddings and dtype in ("float32", "bfloat16")):
+        del shapes["lm_head.weight"]
+    matrices = ((name, shape) for name, shape in shapes.items() if len(shape) == 2)
+    return int(first * embedding + sum(_matrix_bytes(name, shape, dtype) for name, shape in matrices))
 
 
 def _matrix_bytes(name: str, shape: tuple[int, ...], dtype: str) -> float:
@@ -112,22 +115,11 @@ def _matrix_bytes(name: str, shape: tuple[int, ...], dtype: str) -> float:
     return shape[0] * (-(-shape[1] // groups) * groups * _BYTES[dtype] + scale)
 
 
-def layer_bytes(config: LlamaConfig, dtype: str) -> int:
-    one, two = (weight_bytes(replace(config, num_hidden_layers=count), dtype) for count in (1, 2))
-    return two - one
-
-
-def part_bytes(config: LlamaConfig, dtype: str, layers: int, *, first: bool, last: bool) -> int:
-    """About what one of several devices needs for its layers, the embedding (the first) and the LM head (the last)."""
-    table = config.vocab_size * config.hidden_size
-    embedding = table * (4 if dtype == "float32" else 2)
-    lm_head = int(_matrix_bytes("lm_head", (config.vocab_size, config.hidden_size), dtype))
-    return layers * layer_bytes(config, dtype) + first * embedding + last * lm_head
-
-
-def check_memory(config: LlamaConfig, dtype: str, device: torch.device) -> None:
-    """Before minutes of loading: do the weights fit?"""
-    check_free(f"the weights as {dtype}", weight_bytes(config, dtype), device, smaller(dtype))
+def check_memory(config: LlamaConfig, dtype: str, device: torch.device) -> dict[torch.device, int]:
+    """Before minutes of loading: do the weights fit? -> How many bytes they need."""
+    needed = weight_bytes(config, dtype)
+    check_free(f"the weights as {dtype}", needed, device, smaller(dtype))
+    return {device: needed}
 
 
 def parts_bytes(
@@ -136,7 +128,7 @@ def parts_bytes(
     """Of each of several devices, with so many layers each."""
     needed = dict.fromkeys(devices, 0)
     for part, (device, layers) in enumerate(zip(devices, sizes, strict=True)):
-        needed[device] += part_bytes(config, dtype, layers, first=part == 0, last=part == len(sizes) - 1)
+        needed[device] += weight_bytes(config, dtype, layers, first=part == 0, last=part == len(sizes) - 1)
     return needed
 
 
@@ -150,12 +142,16 @@ def check_same_kind(devices: Sequence[torch.device], sizes: Sequence[int]) -> No
         )
 
 
-def check_parts(config: LlamaConfig, dtype: str, devices: Sequence[torch.device], sizes: Sequence[int]) -> None:
-    """The same of several devices, with so many layers each."""
-    for device, bytes in parts_bytes(config, dtype, devices, sizes).items():
+def check_parts(
+    config: LlamaConfig, dtype: str, devices: Sequence[torch.device], sizes: Sequence[int]
+) -> dict[torch.device, int]:
+    """As check_memory, of several devices, with so many layers each."""
+    needed = parts_bytes(config, dtype, devices, sizes)
+    for device, bytes in needed.items():
         layers = sum(size for other, size in zip(devices, sizes, strict=True) if other == device)
         remedy = f"change --stages, or {smaller(dtype)}"
         check_free(f"{layers} layers as {dtype} on {device}", bytes, device, remedy)
+    return needed
 
 
 def check_free(what: str, needed: int, device: torch.device, remedy: str) -> None:
@@ -174,22 +170,16 @@ def no_memory(what: str, needed: int, free: int, total: int, remedy: str) -> str
     )
 
 
-class OutOfMemory:
-    """Turns torch's error into a line that says how much was needed."""
-
-    def __init__(self, what: str, needed: dict[torch.device, int], remedy: str) -> None:
-        """needed: bytes, on each device."""
-        self.what, self.needed, self.remedy = what, needed, remedy
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            memory = {device: torch.cuda.mem_get_info(device) for device in self.needed}
-            device = max(memory, key=lambda device: self.needed[device] - memory[device][0])
-            what = f"{self.what} on {device}" if len(memory) > 1 else self.what
-            raise PpsdError(no_memory(what, self.needed[device], *memory[device], self.remedy)) from None
+@contextmanager
+def out_of_memory(what: str, needed: dict[torch.device, int], dtype: str) -> Iterator[None]:
+    """Turns torch's error into a line that says how much was needed: bytes, on each device."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        memory = {device: torch.cuda.mem_get_info(device) for device in needed}
+        device = max(memory, key=lambda device: needed[device] - memory[device][0])
+        what = f"{what} on {device}" if len(memory) > 1 else what
+        raise PpsdError(no_memory(what, needed[device], *memory[device], smaller(dtype))) from None
 
 
 def smaller(dtype: str) -> str:

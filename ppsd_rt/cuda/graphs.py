@@ -24,7 +24,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from triton.errors import TritonError
@@ -92,69 +92,67 @@ class Recorder:
         self._kept.clear()
 
 
+class Steps(NamedTuple):
+    """Handles of the steps of rounds of one kind, as _native.Graphs takes them."""
+
+    draft: int  # without a head it is a row's
+    row: int
+    rounds: dict[int, int]  # whole rounds, by their number of drafts
+    verify: list[int]  # the legs of a pass
+
+
 class StageGraphs:
     """Handles of the graphs of one DeviceStages, and the streams that they are launched on."""
 
     def __init__(self, stages: DeviceStages, recorder: Recorder) -> None:
         """Raises CaptureFailed."""
         self._recorder, self._stages = recorder, stages
-        # Of rounds with siblings: a draft step, a row, whole rounds by their number of drafts, the legs of a pass.
-        self.siblings: tuple[int, int, dict[int, int], list[int]] | None = None
-        early = [stages.early_step, *([stages.draft_step] if stages.weights.head is not None else [])]
-        legs = [(partial(stages.launch, number), leg.device) for number, leg in enumerate(stages.legs)]
         with _capturing(recorder):
-            recorder.warm_up([*((step, stages.home) for step in early), *legs])
-            handles = [recorder.record(step, _LOW, -1, stages.home) for step in early]
-            self.verify = [recorder.record(step, _HIGH, number, device) for number, (step, device) in enumerate(legs)]
-            self.row, self.draft = handles[0], handles[-1]  # without a head a draft step is a row's
-            self.rounds: dict[int, int] = {}  # whole rounds, by their number of drafts
-            if not self.apart:
-                self.rounds[0] = self._whole_round(0)
-            self.lanes = _native.GraphLanes(stages.home.index or 0, [device.index or 0 for _, device in legs])
-            for exec in handles:
-                self.lanes.upload(exec, -1)
-            for number, exec in enumerate(self.verify):
-                self.lanes.upload(exec, number)
-            for exec in self.rounds.values():
-                self.lanes.upload(exec, 0)
+            self.lanes = _native.GraphLanes(stages.home.index or 0, [leg.device.index or 0 for leg in stages.legs])
+            self.plain = self._steps(siblings=False)
+        self.siblings: Steps | None = None  # of rounds with siblings, on one device
+        self.prepare_round(0)
 
     def close(self) -> None:
         self._recorder.close()
 
+    def _steps(self, siblings: bool) -> Steps:
+        stages, recorder = self._stages, self._recorder
+        steps = [stages.early_step, *([stages.draft_step] if stages.weights.head is not None else [])]
+        early = [partial(step, siblings) for step in steps]
+        legs = [(partial(stages.launch, number, siblings), leg.device) for number, leg in enumerate(stages.legs)]
+        recorder.warm_up([*((step, stages.home) for step in early), *legs])
+        handles = [recorder.record(step, _LOW, -1, stages.home) for step in early]
+        verify = [recorder.record(step, _HIGH, number, device) for number, (step, device) in enumerate(legs)]
+        for exec in handles:
+            self.lanes.upload(exec, -1)
+        for number, exec in enumerate(verify):
+            self.lanes.upload(exec, number)
+        return Steps(handles[-1], handles[0], {}, verify)
+
     def prepare_siblings(self) -> None:
         """Capture the steps of rounds with siblings, on one device. Raises CaptureFailed: then no graph is left."""
-        if self.siblings is not None:
-            return
-        stages, home = self._stages, self._stages.home
-        early = [partial(step, siblings=True) for step in (stages.draft_step, stages.early_step)]
-        legs = [partial(stages.launch, number, siblings=True) for number in range(len(stages.legs))]
-        with _capturing(self._recorder):
-            self._recorder.warm_up([(step, home) for step in (*early, *legs)])
-            draft, row = (self._recorder.record(step, _LOW, -1, home) for step in early)
-            verify = [self._recorder.record(step, _HIGH, number, home) for number, step in enumerate(legs)]
-            for exec in (draft, row, *verify):
-                self.lanes.upload(exec, 0)
-            self.siblings = draft, row, {}, verify
+        if self.siblings is None:
+            with _capturing(self._recorder):
+                self.siblings = self._steps(siblings=True)
 
     def prepare_round(self, drafts: int, siblings: bool = False) -> None:
         """Capture rounds of so many drafts as one graph, on one device. Raises CaptureFailed: then no graph is left."""
-        rounds = self.siblings[2] if siblings and self.siblings is not None else self.rounds
+        rounds = self.siblings.rounds if siblings and self.siblings is not None else self.plain.rounds
         if self.apart or drafts in rounds:
             return
+        step = partial(self._stages.round, drafts, siblings)
         with _capturing(self._recorder):
-            rounds[drafts] = self._whole_round(drafts, siblings)
+            rounds[drafts] = self._recorder.record(step, _HIGH, 0, self._stages.home)
             self.lanes.upload(rounds[drafts], 0)
-
-    def _whole_round(self, drafts: int, siblings: bool = False) -> int:
-        return self._recorder.record(partial(self._stages.round, drafts, siblings), _HIGH, 0, self._stages.home)
 
     def plain_step(self, window: Window) -> None:
         """A step of plain decoding, and its end."""
         if self.apart:
-            self.lanes.timeline([(-1, self.row)])
+            self.lanes.timeline([(-1, self.plain.row)])
             self.pass_apart(window)
         else:
-            self.lanes.timeline([(0, self.rounds[0])])
+            self.lanes.timeline([(0, self.plain.rounds[0])])
 
     @property
     def apart(self) -> bool:
@@ -169,27 +167,24 @@ class StageGraphs:
     def pass_apart(self, window: Window | None, first: int = 0) -> list[float]:
         """A pass from leg `first` on, leg by leg -> the seconds of each, without the copies."""
         seconds = []
-        for number in range(first, len(self.verify)):
+        for number in range(first, len(self.plain.verify)):
             self._stages.bring(number, window)
             synchronise(self._stages.devices)
-            ((begin, end),) = self.lanes.timeline([(number, self.verify[number])])
+            ((begin, end),) = self.lanes.timeline([(number, self.plain.verify[number])])
             seconds.append(end - begin)
         return seconds
 
     def native(self, stages: DeviceStages, *, draft_records: bool, sequence: int, drawn: int) -> _native.Graphs:
         """What _native.GraphSession takes. sequence, drawn: the numbers of the last records."""
         return _native.Graphs(
-            draft=self.draft,
-            row=self.row,
-            rounds=self.rounds,
-            verify=self.verify,
+            plain=self.plain,
             siblings=self.siblings,
-            copies=[[copy.native() for copy in stages.copies(number)] for number in range(len(self.verify))],
+            copies=[[copy.native() for copy in stages.copies(number)] for number in range(len(stages.legs))],
             take_apart=stages.legs[0].name == "take",
             verdict_apart=stages.legs[-1].name == "verdict",
-            verdicts=(stages.ring.data_ptr(), len(stages.ring)),
-            drafts=(stages.drafts.data_ptr(), len(stages.drafts)),
-            offer=stages.offer.data_ptr(),
+            verdicts=(stages.buffers.ring.data_ptr(), len(stages.buffers.ring)),
+            drafts=(stages.buffers.drafts.data_ptr(), len(stages.buffers.drafts)),
+            offer=stages.buffers.offer.data_ptr(),
             sequence=sequence,
             drawn=drawn,
             draft_records=draft_records,

@@ -64,13 +64,12 @@ def decoder_layer(
 
 
 def early_layers(
-    weights: DeviceWeights, layers: int, words: Tensor, work: Work, site: Site, *,
-    siblings: Tensor | None = None, pdl: bool,
-) -> None:  # fmt: skip
-    """Tokens of the text through layers [0, layers), to the exit hidden states."""
+    weights: DeviceWeights, words: Tensor, work: Work, site: Site, *, siblings: Tensor | None = None, pdl: bool
+) -> None:
+    """Tokens of the text through the layers before the exit, to the exit hidden states."""
     x = site.exit_hidden
     embedding(site.text, weights.embedding, x, work.rounded, words, pdl=pdl)
-    for number, layer in enumerate(weights.layers[:layers]):
+    for number, layer in enumerate(weights.layers[: weights.exit_layer]):
         decoder_layer(weights, layer, number, x, x, words, work, site, rows=work.rounded, siblings=siblings, pdl=pdl)
 
 

@@ -13,14 +13,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..cpu.formats import rotary_of
 from ..models.head_file import DISTANCES
 from ..models.rope import Rope
-from ..models.text_ids import MOST
+from ..reference.passes import Cancelled, Floats, Void, Where
 from ..triton_kernels.heads import Scratch, heads, inverse_of
 from ..triton_kernels.linear import Weight, linear, normalise_twin, tiling
 from ..triton_kernels.state import MAX_ROWS, ROWS, WORDS
@@ -33,16 +32,8 @@ from .launches import decoder_layer
 from .prompt import PromptLayers
 from .weights import DeviceWeights
 
-Floats = npt.NDArray[np.float32]  # [rows, hidden]
-Where = tuple[int, int, Sequence[int], int]  # as in reference/passes.py: first position, rows, pages, rows of a prompt
-Cancelled = Callable[[], bool] | None
-
 TILES = (1, 2, MOST_TILES)  # of a launch: a captured graph each
 LEAST_CAPACITY = 1024  # of a text: graphs are captured anew for longer ones
-
-
-class Void(Exception):
-    """What is being computed is wanted no more."""
 
 
 class Row(NamedTuple):
@@ -111,8 +102,7 @@ class CudaPasses:
         # What the loop must know, see facts_of() there.
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
         self.drafts, self.lags, self.hears = bool(head or eagle), bool(own), weights.hears
-        listed = head.draft_ids[:-MOST] if head is not None and head.draft_ids is not None else None
-        self.draft_ids = eagle.draft_ids if eagle else [] if listed is None else listed.tolist()
+        self.draft_ids = eagle.draft_ids if eagle else (head.listed if head else None) or []
         self.follows = eagle.follows if eagle else bool(self.draft_ids)
         self.rotary = rotary_of(config)
         self.draft_share = (eagle.bytes if eagle else weights.draft_bytes) / weights.bytes
@@ -311,7 +301,7 @@ class CudaPasses:
         head, size, rows = self.weights.head, self.hidden_size, slice(MAX_ROWS * texts.tiles)
         assert head is not None
         assert head.feedback is not None
-        matrix = head.feedback.part((distance - 1) * size, distance * size)
+        matrix = head.feedback.rows(slice((distance - 1) * size, distance * size))
         linear(
             self._x[rows], matrix, self._work.x[rows], self._words, norm=head.feedback_norm,
             eps=self.weights.config.rms_norm_eps, cut=tiling(matrix)._replace(splits=1), texts=texts, pdl=self._pdl,

@@ -21,7 +21,7 @@ from ..models.head_file import LAYERS, HeadInfo
 from ..planning.split import LayerCosts, best_split, is_split
 from ..sampling.params import SamplingParams
 from .devices import synchronise, synonyms
-from .errors import layer_bytes
+from .errors import weight_bytes
 from .graphs import CaptureFailed, Recorder, StageGraphs
 from .stages import DeviceStages
 from .weights import DeviceWeights
@@ -106,7 +106,7 @@ def measure(
     config: LlamaConfig, format: str, device: torch.device, *, pdl: bool, recorder: Callable[[], Recorder] | None
 ) -> Measured:
     """Of random layers of this model's shape. recorder: makes their graphs; None: they are launched one by one."""
-    one = layer_bytes(config, format)
+    one = weight_bytes(config, format, 1, first=False, last=False)
     count = max(2, min(config.num_hidden_layers, ceil(_MORE_THAN_CACHES / one) if device.type == "cuda" else 2))
     few = replace(config, num_hidden_layers=count, max_position_embeddings=max(64, config.max_position_embeddings))
     stages = DeviceStages(DeviceWeights.random(few, format, device), 63, (count - 1,), pdl=pdl)
@@ -127,7 +127,7 @@ def measure(
 def _legs(stages: DeviceStages, graphs: StageGraphs | None) -> list[float]:
     """Seconds of both stages of a plain step."""
     if graphs is not None:
-        spans = graphs.lanes.timeline([(0, graphs.row), *((0, exec) for exec in graphs.verify)])
+        spans = graphs.lanes.timeline([(0, graphs.plain.row), *((0, exec) for exec in graphs.plain.verify)])
         return [end - begin for begin, end in spans[1:]]
     stages.early_step()
     seconds = []

@@ -80,8 +80,19 @@ class PromptLayers:
 
     def layer(self, layer: Layer, number: int, x: Tensor, start: int, pages: Tensor | None = None) -> None:
         """x [rows, hidden] at positions start.. -> x. pages: the text's (triton_kernels/texts.py)."""
-        with devices.on(self.site.device):
-            self._layer(layer, number, x, start, pages)
+        site, between, rows = self.site, self._between, len(x)
+        normed, mixed, inner = between.normed[:rows], between.mixed[:rows], between.inner[:rows]
+        keys, values, window = site.keys[number], site.values[number], layer.attention.window
+        assert layer.post_norm is not None
+        assert layer.gate_up is not None
+        assert layer.down is not None
+        with devices.on(site.device):
+            queries = self._qkv(layer, number, x, start, pages)
+            prompt_attention(queries, keys, values, mixed.view_as(queries), start, window, pages)
+            prompt_linear(mixed, layer.out, x, bias=layer.out_bias, residual=x)
+            normalise(x, layer.post_norm, self.weights.config.rms_norm_eps, normed)
+            prompt_swiglu(normed, layer.gate_up, inner)
+            prompt_linear(inner, layer.down, x, residual=x)
 
     def _qkv(self, layer: Layer, number: int, x: Tensor, start: int, pages: Tensor | None = None) -> Tensor:
         """-> queries [rows, heads, head_dim]."""
@@ -96,20 +107,6 @@ class PromptLayers:
             pages=pages,
         )  # fmt: skip
         return queries
-
-    def _layer(self, layer: Layer, number: int, x: Tensor, start: int, pages: Tensor | None) -> None:
-        site, between, rows = self.site, self._between, len(x)
-        normed, mixed, inner = between.normed[:rows], between.mixed[:rows], between.inner[:rows]
-        queries = self._qkv(layer, number, x, start, pages)
-        keys, values, window = site.keys[number], site.values[number], layer.attention.window
-        prompt_attention(queries, keys, values, mixed.view_as(queries), start, window, pages)
-        prompt_linear(mixed, layer.out, x, bias=layer.out_bias, residual=x)
-        assert layer.post_norm is not None
-        assert layer.gate_up is not None
-        assert layer.down is not None
-        normalise(x, layer.post_norm, self.weights.config.rms_norm_eps, normed)
-        prompt_swiglu(normed, layer.gate_up, inner)
-        prompt_linear(inner, layer.down, x, residual=x)
 
 
 class Between:

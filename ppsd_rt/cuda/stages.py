@@ -45,7 +45,6 @@ from ..triton_kernels.state import (
     ORACLE,
     ORACLE_END,
     ORACLE_SEED,
-    REPORT,
     ROWS,
     SEQUENCE,
     START,
@@ -56,7 +55,6 @@ from ..triton_kernels.verdict import arrived, begin_draft, begin_verification, d
 from . import devices
 from .buffers import NEVER, Buffers, Site, Work
 from .devices import Copy, Leg, Window, synonyms
-from .draft_vocabulary import DraftVocabulary
 from .launches import decoder_layer, early_layers, exit_head, lm_head
 from .prompt import PromptPass
 from .weights import DeviceWeights
@@ -72,7 +70,6 @@ class DeviceStages:
         cuts: Sequence[int] = (),
         *,
         pdl: bool = False,
-        report: bool = False,
     ) -> None:
         """cuts: the layers at which verification is cut into stages. pdl: programmatic dependent launches (Hopper).
 
@@ -90,15 +87,13 @@ class DeviceStages:
         self.capacity = capacity
         head = weights.head
         early = [*weights.layers[: weights.exit_layer], *(head.layers if head else ())]
-        self._vocabulary = DraftVocabulary(head)
         self._draft = Work(weights, early, head.lm_head if head else None, self.home)
         self._late = [
-            Work(weights, weights.layers[low:high], weights.lm_head if last else None, device)
-            for (low, high), last, device in zip(self.slices, self._is_last(), self._devices, strict=True)
+            Work(weights, weights.layers[low:high], weights.lm_head if high == last else None, device)
+            for (low, high), device in zip(self.slices, self._devices, strict=True)
         ]
         self.legs = self._make_legs()  # of a pass
         self._prompt = PromptPass(weights, self.buffers, [self._sites[device] for device in places])
-        self._report = report
         self._penalised = False  # does the answer's sampling look at the text?
         self.prompt_rows = 0  # rows [0, prompt_rows) have been through a prompt pass: an answer may keep them
 
@@ -134,36 +129,6 @@ class DeviceStages:
         """Each once, the drafting one first."""
         return list(self._sites)
 
-    # What a carrier and the tests look at; all live as long as the stages and stay where they are.
-
-    @property
-    def state(self) -> Tensor:  # int32 [WORDS]
-        return self.buffers.state
-
-    @property
-    def early(self) -> Tensor:  # int32 [WORDS]
-        return self.buffers.early
-
-    @property
-    def late(self) -> Tensor:  # int32 [stages, WORDS]; of those on the drafting device
-        return self.buffers.late[: len(self.slices)]
-
-    @property
-    def text(self) -> Tensor:  # int32 [capacity]
-        return self.buffers.text
-
-    @property
-    def ring(self) -> Tensor:  # int32 [SLOTS, RING_WORDS], the host's memory: record n in slot n % SLOTS
-        return self.buffers.ring
-
-    @property
-    def drafts(self) -> Tensor:  # int32 [SLOTS, DRAFT_WORDS], likewise
-        return self.buffers.drafts
-
-    @property
-    def offer(self) -> Tensor:  # int32 [OFFER_WORDS], the host's memory: what it offers to draft
-        return self.buffers.offer
-
     # -- host side: between answers ------------------------------------------------------------------------------------
 
     def begin(
@@ -198,8 +163,8 @@ class DeviceStages:
         first_seen = torch.full((config.vocab_size,), NEVER, dtype=torch.int32)
         first_seen[torch.from_numpy(tokens)] = torch.from_numpy(first_places).int()
         b.first_seen.copy_(first_seen)
-        self._vocabulary.begin()
-        self._vocabulary.follow(prompt)
+        if self.weights.head is not None:
+            self.weights.head.follow(prompt)
         words = self._words({START: rows})
         for site in self._sites.values():
             site.sampling.copy_(sampling_words(sampling, "cpu"))
@@ -208,7 +173,7 @@ class DeviceStages:
         b.early.copy_(words)
         b.head.copy_(words)
         changed = {START: rows, TOKEN: prompt[-1], DRAFTED: len(prompt), MOST: most, LOOKAHEAD: lookahead}
-        changed |= {LIMIT: end - 1, REPORT: int(self._report), COPIES: int(copies)}
+        changed |= {LIMIT: end - 1, COPIES: int(copies)}
         changed[BAR] = bits_of(siblings)
         b.offer.zero_()
         if oracle is not None:
@@ -223,17 +188,26 @@ class DeviceStages:
 
     def control(self, *, most: int, lookahead: int) -> None:
         """Change the chunks from the next pass on (in the order of the current stream)."""
-        self.state[MOST : LOOKAHEAD + 1] = torch.tensor([most, lookahead], dtype=torch.int32)
+        self.buffers.state[MOST : LOOKAHEAD + 1] = torch.tensor([most, lookahead], dtype=torch.int32)
 
     # -- device side: what is captured ---------------------------------------------------------------------------------
 
     def draft_step(self, siblings: bool = False) -> None:
+        b, work = self.buffers, self._draft
         with devices.on(self.home):
-            self._draft_step(siblings)
+            self._begin_draft(None)
+            exit_head(self.weights, b.head, work, b, seconds=siblings, pdl=self.pdl)
+            drafted(
+                b.text, work.choices, work.chances, b.confidences, b.copied, b.truth, b.early, b.head, b.state,
+                b.drafts, vocabulary=self.weights.config.vocab_size,
+                its_seconds=work.seconds if siblings else None, seconds=b.seconds if siblings else None, pdl=self.pdl,
+            )  # fmt: skip
 
     def early_step(self, siblings: bool = False) -> None:
+        b, beside = self.buffers, self._siblings(siblings)
         with devices.on(self.home):
-            self._early_step(self._siblings(siblings))
+            self._begin_draft(beside)
+            arrived(b.early, b.state, siblings=beside, pdl=self.pdl)
 
     def verification(self, leg: int | None = None, window: Window | None = None, siblings: bool = False) -> None:
         """All legs of a pass, one after the other, or one of them, with the copies in front of each.
@@ -287,8 +261,17 @@ class DeviceStages:
             copies.append(Copy(here.text, home.text, its.device, self.home, rows=True))
         return copies
 
-    def logits(self, start: int, rows: int) -> Tensor:
-        """float32 [rows, vocabulary]: of rows at these positions of the text. Overwrites the words of all passes."""
+    def logits(self, ids: Sequence[int], last: int) -> Tensor:
+        """The model's, as the passes of plain decoding compute them before they choose a token: float32 [last,
+        vocabulary], after each of the `last` ids. Overwrites the answer before."""
+        first = len(ids) - last
+        self.begin(ids[: first + 1], SamplingParams(), end=len(ids) + 1)
+        self.buffers.text[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
+        starts = range(first, len(ids), MAX_ROWS)
+        return torch.cat([self._logits(start, min(MAX_ROWS, len(ids) - start)) for start in starts])
+
+    def _logits(self, start: int, rows: int) -> Tensor:
+        """float32 [rows, vocabulary]: of rows at these positions of the text."""
         words = self._words({ROWS: rows, START: start})
         self.buffers.early.copy_(words)
         with devices.on(self.home):
@@ -308,21 +291,6 @@ class DeviceStages:
 
     def _siblings(self, wanted: bool) -> Tensor | None:
         return self.buffers.siblings if wanted else None
-
-    def _draft_step(self, seconds: bool) -> None:
-        b, work = self.buffers, self._draft
-        self._begin_draft(None)
-        exit_head(self.weights, b.head, work, b, seconds=seconds, pdl=self.pdl)
-        drafted(
-            b.text, work.choices, work.chances, b.confidences, b.copied, b.truth, b.early, b.head, b.state, b.drafts,
-            vocabulary=self.weights.config.vocab_size,
-            its_seconds=work.seconds if seconds else None, seconds=b.seconds if seconds else None, pdl=self.pdl,
-        )  # fmt: skip
-
-    def _early_step(self, siblings: Tensor | None) -> None:
-        b = self.buffers
-        self._begin_draft(siblings)
-        arrived(b.early, b.state, siblings=siblings, pdl=self.pdl)
 
     def _begin_draft(self, siblings: Tensor | None) -> None:
         b = self.buffers
@@ -370,9 +338,7 @@ class DeviceStages:
 
     def _early_layers(self, siblings: Tensor | None = None) -> None:
         b = self.buffers
-        early_layers(
-            self.weights, self.weights.exit_layer, b.early, self._draft, b, siblings=siblings, pdl=self.pdl
-        )  # fmt: skip
+        early_layers(self.weights, b.early, self._draft, b, siblings=siblings, pdl=self.pdl)
 
     def _late_layers(self, stage: int, words: Tensor, siblings: Tensor | None = None) -> None:
         """From where the rows before stand, each at its position, to work.x or the border to the next stage."""
@@ -412,9 +378,6 @@ class DeviceStages:
         self.buffers.truth[:count] = torch.tensor(oracle.truth[:count], dtype=torch.int32)
         low, high = torch.tensor([oracle.seed & 0xFFFFFFFF, oracle.seed >> 32]).to(torch.int32).tolist()
         return {ORACLE_END: count, ORACLE: bits_of(oracle.acceptance), ORACLE_SEED: low, ORACLE_SEED + 1: high}
-
-    def _is_last(self) -> list[bool]:
-        return [stage == len(self.slices) - 1 for stage in range(len(self.slices))]
 
 
 def bits_of(number: float) -> int:

@@ -8,6 +8,7 @@ for each output). Beside these three, all else is bfloat16: norms, biases, the e
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -23,11 +24,10 @@ from ..cpu.tensors import four_bits
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Array, Checkpoint
 from ..models.config import LayerAttention, LlamaConfig
-from ..models.head_file import DISTANCES, LAYERS, HeadFile, HeadInfo, head_shapes
+from ..models.head_file import DISTANCES, LAYERS, MOST_TEXT_IDS, HeadFile, HeadInfo, head_shapes
 from ..models.llama import from_numpy
 from ..models.random_weights import RandomCheckpoint
 from ..models.shapes import model_shapes
-from ..models.text_ids import MOST
 from ..triton_kernels.int4 import GROUP, of_codes
 from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise, quantise_fp8, quantise_int4
 from ..triton_kernels.prompt_layers import OUTPUTS_BLOCK
@@ -104,6 +104,30 @@ class Head:
     feedback_norm: Tensor | None = None
     rows: Callable[[Tensor], Weight] | None = None
 
+    @cached_property
+    def listed(self) -> list[int] | None:
+        """The ids that it drafts from whatever the text."""
+        return None if self.draft_ids is None else self.draft_ids[:-MOST_TEXT_IDS].tolist()
+
+    def follow(self, text: Sequence[int]) -> None:
+        """Draft from the ids of this text too. They stand in the same memory for every text, as captured launches read
+        it: the last outputs of the LM head are theirs."""
+        if self.listed is None:
+            return
+        assert self.draft_ids is not None
+        assert self.rows is not None
+        self.draft_ids[-MOST_TEXT_IDS:] = NO_ID
+        listed = frozenset(self.listed)
+        newest = list(dict.fromkeys(token for token in reversed(text) if token not in listed))[:MOST_TEXT_IDS]
+        if not newest:
+            return
+        ids = torch.tensor(newest[::-1], dtype=torch.int32, device=self.draft_ids.device)
+        places, rows = slice(len(listed), len(listed) + len(ids)), self.rows(ids)
+        self.lm_head.values[places] = rows.values
+        if self.lm_head.scales is not None and rows.scales is not None:
+            self.lm_head.scales[places] = rows.scales
+        self.draft_ids[places] = ids
+
 
 @dataclass(frozen=True)
 class DeviceWeights:
@@ -161,9 +185,9 @@ class DeviceWeights:
     ) -> "DeviceWeights":
         """importance: as of `importance_for`, for int4; None: all inputs alike.
 
-        Raises UsageError for an unknown format, PpsdError for a shape that the kernels do not do.
+        Raises as check_runs.
         """
-        _check(config, format)
+        check_runs(config, format)
         devices = places or (device,) * config.num_hidden_layers
         loaders = [_Loader(source, format, place, four_bits) for place in devices]
         layers = tuple(
@@ -212,7 +236,7 @@ class DeviceWeights:
             norm = loader.plain("feedback.norm.weight")
         norms = loader.plain("norm.weight")
         if draft_ids is not None:
-            ids = torch.tensor([*draft_ids, *[NO_ID] * MOST], dtype=torch.int32, device=self.device)
+            ids = torch.tensor([*draft_ids, *[NO_ID] * MOST_TEXT_IDS], dtype=torch.int32, device=self.device)
             drafted = self._draft_rows(ids.clamp(min=0))
             return replace(self, head=Head(info, layers, norms, drafted, ids, heard, norm, self._draft_rows))
         lm_head = self.lm_head
@@ -263,7 +287,8 @@ class DeviceWeights:
         return sum(layer.bytes for layer in layers) + weight_bytes(self.head.lm_head) + of_one
 
 
-def _check(config: LlamaConfig, format: str) -> None:
+def check_runs(config: LlamaConfig, format: str) -> None:
+    """Raises UsageError for an unknown format, PpsdError for a shape that the kernels do not do."""
     if format not in FORMATS:
         raise UsageError(f"dtype {format!r} is unknown to the cuda backend; dtypes are auto, {', '.join(FORMATS)}")
     reason = refuses(config)

@@ -352,12 +352,8 @@ class TorchPasses:
     def eagle(self, texts: Sequence[Where], ids: Sequence[int], x: Floats, verified: bool) -> Floats:
         """Rows of an EAGLE-3 head, with the tokens after theirs. x: what they are at the taps, or, where they are not
         verified, what the head's rows before them came to."""
-        head = self._eagle
-        assert head is not None
-        features = self._by_blocks(self._tensor(x), texts, head.feature if verified else head.next_feature)
-        embed = head.embed_tokens or self._model.model.embed_tokens
-        embeddings = embed(torch.tensor(ids, device=self._like.device))
-        return _array(self._own.run(torch.cat((embeddings, features), dim=-1), texts))
+        assert self._eagle is not None
+        return _array(eagle_rows(self._eagle, self._own, self._like, texts, ids, self._tensor(x), verified))
 
     @torch.inference_mode()
     def scores(self, ids: Sequence[int]) -> Callable[[int, int], Floats]:
@@ -381,6 +377,23 @@ def _array(x: Tensor) -> Floats:
 
 def _weights(modules: Sequence[nn.Module]) -> int:
     return sum(weight.numel() for module in modules for weight in module.parameters())
+
+
+def eagle_rows(
+    head: Eagle3Head,
+    own: Stack,
+    embedding: Tensor,
+    texts: Sequence[Where],
+    ids: Sequence[int],
+    x: Tensor,
+    verified: bool,
+) -> Tensor:
+    """As TorchPasses.eagle. own: the head's layers; embedding: its model's [vocabulary, hidden]."""
+    compute = head.feature if verified else head.next_feature
+    features = by_blocks(own.size, x, texts, lambda block, _: compute(block))
+    tokens = torch.tensor(ids, device=x.device)
+    embeddings = embedding[tokens] if head.embed_tokens is None else head.embed_tokens(tokens)
+    return own.run(torch.cat((embeddings, features), dim=-1), texts)
 
 
 def same_rows(rows: Tensor, model: Tensor) -> bool:

@@ -7,7 +7,7 @@ from support import loud_head, tiny_model, write_model
 
 from ppsd_rt import Committed, Engine, RunOptions, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.models.text_ids import MOST
+from ppsd_rt.models.head_file import MOST_TEXT_IDS as MOST
 from ppsd_rt.pipeline.rounds import Drafted
 
 SIZE = 1000

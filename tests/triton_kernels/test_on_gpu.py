@@ -283,13 +283,13 @@ def answer(stages, prompt, params, tokens, ahead):
     end = len(prompt) + tokens
     stages.begin(prompt, params, end=end, most=15, lookahead=15)
     launches = 0
-    while stages.state[START].item() < end - 1:
+    while stages.buffers.state[START].item() < end - 1:
         for _ in range(ahead):
             stages.draft_step()
         stages.plain_step()
         launches += 1
         assert launches <= tokens
-    return stages.text[:end].tolist()
+    return stages.buffers.text[:end].tolist()
 
 
 @pytest.mark.parametrize("params", [slow(SamplingParams()), SamplingParams(temperature=0.8, top_p=0.9, seed=4)])
@@ -323,7 +323,7 @@ def test_two_streams_in_any_order_answer_as_plain_decoding():
         stages.begin(prompt, SamplingParams(), end=end, most=7, lookahead=12)
         torch.cuda.synchronize()
         launches = 0
-        while stages.state[START].item() < end - 1:
+        while stages.buffers.state[START].item() < end - 1:
             with torch.cuda.stream(draft):
                 for _ in range(3 + number):
                     stages.draft_step()
@@ -335,7 +335,7 @@ def test_two_streams_in_any_order_answer_as_plain_decoding():
                 torch.cuda.synchronize()
             assert launches < 4 * tokens
         torch.cuda.synchronize()
-        assert stages.text[:end].tolist() == plain
+        assert stages.buffers.text[:end].tolist() == plain
 
 
 @pytest.mark.gpu
@@ -359,6 +359,6 @@ def test_dependent_launches_change_nothing():
         for _ in range(470):
             graph.replay()
         torch.cuda.synchronize()
-        assert stages.state[START].item() == 499
-        texts.append(stages.text[:500].tolist())
+        assert stages.buffers.state[START].item() == 499
+        texts.append(stages.buffers.text[:500].tolist())
     assert texts[0] == texts[1]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 from ppsd_rt._native import Planner
 from ppsd_rt.cuda import calibrate
+from ppsd_rt.cuda.graphs import Steps
 from ppsd_rt.pipeline.schedule import MAX_ROWS
 
 ROW, DRAFT, PASS, PLAIN = 11, 12, 13, 15  # graphs
@@ -61,7 +62,7 @@ def costs_of(*slower, longest=2048):
     """slower: beside something else; the first time, the second, and so on."""
     text = Text(longest=longest)
     lanes = Lanes(slower, text)
-    graphs = SimpleNamespace(apart=False, lanes=lanes, row=ROW, draft=DRAFT, verify=[PASS], rounds={0: PLAIN})
+    graphs = SimpleNamespace(apart=False, lanes=lanes, plain=Steps(DRAFT, ROW, {0: PLAIN}, [PASS]))
     return calibrate.calibrate(text, graphs)
 
 
@@ -115,7 +116,7 @@ class Apart:
     """Graphs on two GPUs: of a pass, 4 on the one that drafts, 6 on the other."""
 
     apart = True
-    row, draft, verify = ROW, DRAFT, [PASS, PASS + 1]
+    plain = Steps(DRAFT, ROW, {}, [PASS, PASS + 1])
 
     def __init__(self, shared, slower):
         self.drafts_beside_a_stage, self.lanes = shared, self

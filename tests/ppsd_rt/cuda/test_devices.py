@@ -18,7 +18,6 @@ from support import slow
 import ppsd_rt.cuda.prompt
 from ppsd_rt.backend import Oracle
 from ppsd_rt.cuda.graphs import CaptureFailed, Recorder, _capturing
-from ppsd_rt.cuda.logits import logits_of
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.state import EPOCH, RECORD_ACCEPTED, RECORD_COMMITTED, RECORD_JUDGED, ROWS, START
@@ -61,11 +60,11 @@ def test_any_order_of_launches_commits_the_references_text(guard, layers, kind, 
     stages.begin(PROMPT, params, end=end, oracle=Oracle(tuple(truth), 0.65, seed=38))
     dice, launches = random.Random(kind), 0
     stages.plain_step()
-    while stages.state[START].item() < end - 1:
+    while stages.buffers.state[START].item() < end - 1:
         stages.control(most=dice.choice((1, 3, 15)), lookahead=dice.choice((2, 15)))
         for _ in range(dice.choice((1, 2, 3))):
             stages.draft_step()
-        window = (stages.state[START].item(), 16)
+        window = (stages.buffers.state[START].item(), 16)
         for leg in range(len(stages.legs)):
             if leg:
                 stages.draft_step()  # while the pass is between two devices
@@ -96,7 +95,7 @@ def test_a_feedback_head_hears_of_rows_that_another_device_verified(guard, monke
             stages.verification()
         stages.draft_step()
         stages.draft_step()
-        return stages.text.tolist()
+        return stages.buffers.text.tolist()
 
     assert text(places_of(0, 1, 1)) == text(())
     monkeypatch.setattr(DeviceStages, "copies", lambda stages, leg: [
@@ -113,7 +112,7 @@ def test_a_pass_of_an_older_epoch_is_dropped_between_devices(guard):
     for leg in (take, first):
         stages.verification(leg)
     assert stages._sites[CPUS[1]].late[0][ROWS] == 1
-    stages.state[EPOCH] += 1
+    stages.buffers.state[EPOCH] += 1
     stages.verification(second)
     assert stages._sites[CPUS[2]].late[1][ROWS] == 0
     stages.verification(end)
@@ -131,7 +130,7 @@ def test_a_prompt_and_logits_pass_through_all_devices(guard, monkeypatch):
             stages.begin(prompt, SAMPLED, keep, end=len(prompt) + 2)
             stages.plain_step()
         assert text_of(parted) == text_of(alone)
-    assert torch.equal(logits_of(parted, PROMPT[:7], 3), logits_of(alone, PROMPT[:7], 3))
+    assert torch.equal(parted.logits(PROMPT[:7], 3), alone.logits(PROMPT[:7], 3))
 
 
 def test_weights_move_from_device_to_device():

@@ -144,5 +144,5 @@ def test_the_estimate_is_what_weights_take(format, tied):
     weights = DeviceWeights.random(config, format, "cpu")
     shared = tied and format == "bfloat16"
     assert errors.weight_bytes(config, format) == weights.bytes + (0 if shared else weights.embedding.nbytes)
-    parts = [errors.part_bytes(config, format, 1, first=first, last=not first) for first in (True, False)]
+    parts = [errors.weight_bytes(config, format, 1, first=first, last=not first) for first in (True, False)]
     assert sum(parts) == weights.bytes + weights.embedding.nbytes

@@ -14,7 +14,6 @@ from support import slow
 from ppsd_rt import _native
 from ppsd_rt.backend import Oracle
 from ppsd_rt.cuda.eagle import Eagle
-from ppsd_rt.cuda.logits import logits_of
 from ppsd_rt.cuda.passes import PAGE, CudaPasses
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.cuda.weights import DeviceWeights
@@ -80,7 +79,7 @@ def test_rows_have_the_bits_of_one_answer_alone(changes, format):
             found[text][at] = row
     stages = DeviceStages(weights, 3 * PAGE)
     for text, rows in zip(texts, found, strict=True):
-        alone = logits_of(stages, text.ids[: text.at], text.at - text.prompt).numpy()
+        alone = stages.logits(text.ids[: text.at], text.at - text.prompt).numpy()
         assert list(rows) == list(range(text.prompt, text.at))
         assert np.array_equal(np.stack(list(rows.values())), alone)
 
@@ -178,7 +177,7 @@ def test_rows_of_one_answer_alone_may_stand_in_pages():
     stages, passes = DeviceStages(weights, PAGE + 30), CudaPasses(weights, 3)
     passes.reserve(2 * PAGE, 0)
     text = [*LONG[: PAGE - 1], 4, 8, 15]
-    expected = logits_of(stages, text, 1).numpy()
+    expected = stages.logits(text, 1).numpy()
     for layer in (*stages.buffers.keys, *stages.buffers.values):
         layer[:, len(text) - 1 :] = torch.nan  # as if it had never run the last row
     pages = [2, 0]

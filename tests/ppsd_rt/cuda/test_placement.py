@@ -84,7 +84,7 @@ def test_given_and_not_given():
 
 def test_needed_memory_is_each_devices():
     config = LlamaConfig.from_dict(tiny_config(**SHAPE, num_hidden_layers=4, tie_word_embeddings=True))
-    table, one = config.vocab_size * 32 * 2, errors.layer_bytes(config, "bfloat16")
+    table, one = config.vocab_size * 32 * 2, errors.weight_bytes(config, "bfloat16", 1, first=False, last=False)
     needed = errors.parts_bytes(config, "bfloat16", [CPUS[0], CPUS[1], CPUS[1]], (1, 1, 2))
     assert needed == {CPUS[0]: one + table, CPUS[1]: 3 * one + table}, "a tied LM head is there once more"
 

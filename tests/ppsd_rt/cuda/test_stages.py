@@ -15,14 +15,13 @@ import ppsd_rt.cuda.prompt
 from ppsd_rt import _native
 from ppsd_rt.backend import Oracle
 from ppsd_rt.cpu.importance import importance_for
-from ppsd_rt.cuda.draft_vocabulary import DraftVocabulary
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.cuda.weights import NO_ID, DeviceWeights
 from ppsd_rt.errors import UsageError
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.head_file import MOST_TEXT_IDS as MOST
 from ppsd_rt.models.head_file import HeadFile
 from ppsd_rt.models.llama import from_numpy
-from ppsd_rt.models.text_ids import MOST
 from ppsd_rt.reference.passes import TorchPasses
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.linear import Weight, quantise, quantise_int4
@@ -64,7 +63,7 @@ def test_any_order_of_launches_commits_the_references_text(changes, kind, draft_
     dice, launches = random.Random(str(kind)), 0
     stages.plain_step()
     stages.plain_step()
-    while stages.state[START].item() < end - 1:
+    while stages.buffers.state[START].item() < end - 1:
         ahead = dice.choice((2, 3, 4))
         stages.control(most=dice.choice((1, 3, 15)), lookahead=dice.choice((2, 15)))
         for _ in range(ahead):
@@ -95,7 +94,7 @@ def test_the_heads_own_drafts():
     for draft_ids in (None, DRAFTABLE):
         stages = DeviceStages(weights_of(model, "layer", 1, draft_ids), 64)
         stages.begin(PROMPT, GREEDY, end=end, most=15, lookahead=15)
-        while stages.state[START].item() < end - 1:
+        while stages.buffers.state[START].item() < end - 1:
             stages.draft_step()
             stages.draft_step()
             stages.early_step()
@@ -119,10 +118,10 @@ def test_drafts_are_the_references(kind, exit_layer):
     stages.begin(PROMPT, GREEDY, most=15, lookahead=15)
     stages.plain_step()
     stages.plain_step()
-    known = stages.state[START].item()
+    known = stages.buffers.state[START].item()
     for _ in range(3):
         stages.draft_step()
-    text = stages.text[: known + 4].tolist()
+    text = stages.buffers.text[: known + 4].tolist()
     torch_stages = _native.Stages.of_passes(TorchPasses(model, head_of(model, kind, exit_layer)), GREEDY)
     torch_stages.reserve(64)
     torch_stages.draft(0, text[:known], False)
@@ -132,7 +131,7 @@ def test_drafts_are_the_references(kind, exit_layer):
         assert text[place + 1] == torch_stages.draft(place, [text[place]], True)[0]
     stages.early_step()
     stages.verification()
-    assert text_of(stages) == plain_of(model, PROMPT, GREEDY, stages.state[START].item() + 1)
+    assert text_of(stages) == plain_of(model, PROMPT, GREEDY, stages.buffers.state[START].item() + 1)
 
 
 def test_without_a_head_and_from_answer_to_answer(monkeypatch):
@@ -169,7 +168,7 @@ def test_ids_of_the_text_may_be_drafted_too(format):
         assert all(torch.equal(row, listed[token]) for token, row in places.items() if token != NO_ID)
     for _ in range(4):
         stages.draft_step()
-    drafts = set(stages.text[len(PROMPT) : len(PROMPT) + 4].tolist())
+    drafts = set(stages.buffers.text[len(PROMPT) : len(PROMPT) + 4].tolist())
     assert drafts <= {*ids, *PROMPT}
     assert drafts & set(of_text)
 
@@ -178,9 +177,7 @@ def test_the_newest_ids_of_a_text_take_the_places_of_the_oldest():
     head = weights_of(model_of(num_hidden_layers=2)).with_random_head("layer", 1, [0]).head
     rows = torch.arange(2 * MOST, dtype=torch.float32)[:, None].expand(-1, head.lm_head.inputs)
     head = replace(head, rows=lambda ids: Weight(rows[ids]))
-    vocabulary, text = DraftVocabulary(head), [*range(1, MOST + 40), 3, 1]
-    for length in (10, 500, len(text)):
-        vocabulary.follow(text[:length])
+    head.follow([*range(1, MOST + 40), 3, 1])
     assert set(head.draft_ids.tolist()) == {0, 1, 3, *range(42, MOST + 40)}
     assert head.lm_head.values[1:, 0].tolist() == head.draft_ids[1:].tolist()
 
@@ -194,7 +191,7 @@ def test_passes_beyond_the_end_are_void():
         stages.early_step()
         stages.verification()
     assert text_of(stages) == plain_of(model, [1, 2], GREEDY, 4)
-    assert stages.text[4:].tolist() == [0] * len(stages.text[4:])
+    assert stages.buffers.text[4:].tolist() == [0] * len(stages.buffers.text[4:])
 
 
 @pytest.mark.parametrize("format", [slow("int8"), "int4", slow("fp8")])
@@ -204,7 +201,7 @@ def test_quantised_weights_are_exact_against_themselves(format):
     for ahead in (0, 3):
         stages = DeviceStages(weights, 64)
         stages.begin(PROMPT[:7], GREEDY, end=11, most=15, lookahead=15)
-        while stages.state[START].item() < 10:
+        while stages.buffers.state[START].item() < 10:
             for _ in range(ahead):
                 stages.draft_step()
             stages.plain_step()
