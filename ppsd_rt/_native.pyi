@@ -433,12 +433,11 @@ class CudaError(RuntimeError):
     """What the CUDA driver said, in one line."""
 
 class CudaDevice:
-    """A GPU: its name, compute capability (major, minor), and bytes of memory."""
+    """A GPU: its name, and its compute capability (major, minor)."""
 
     name: Final[str]
     major: Final[int]
     minor: Final[int]
-    memory: Final[int]
 
 def cuda_device(ordinal: int) -> CudaDevice: ...
 def cuda_instantiate(graph: int) -> int: ...

@@ -78,7 +78,7 @@ void bind_cuda(py::module_& m) {
   py::register_exception<DriverError>(m, "CudaError", PyExc_RuntimeError).doc() = "What the CUDA driver said, in one line.";
 
   attributes(py::class_<DeviceFacts>(m, "CudaDevice"), "name", &DeviceFacts::name, "major", &DeviceFacts::major,
-         "minor", &DeviceFacts::minor, "memory", &DeviceFacts::memory);
+         "minor", &DeviceFacts::minor);
   m.def("cuda_device", &device_facts, py::arg("ordinal"));
   m.def("cuda_instantiate", [](uint64_t graph) {
     constexpr unsigned long long kUseNodePriority = 8;   // kernels keep the priority that they were captured with

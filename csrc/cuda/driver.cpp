@@ -115,7 +115,6 @@ DeviceFacts device_facts(int ordinal) {
   facts.name = name;
   check(cu.cuDeviceGetAttribute(&facts.major, kComputeMajor, device), "asking for the GPU's generation");
   check(cu.cuDeviceGetAttribute(&facts.minor, kComputeMinor, device), "asking for the GPU's generation");
-  check(cu.cuDeviceTotalMem(&facts.memory, device), "asking for the GPU's memory");
   return facts;
 }
 

@@ -34,7 +34,6 @@ constexpr int kComputeMajor = 75, kComputeMinor = 76;   // device attributes
   F(cuDeviceGet, (Device* device, int ordinal))                                   \
   F(cuDeviceGetName, (char* name, int size, Device device))                       \
   F(cuDeviceGetAttribute, (int* value, int attribute, Device device))             \
-  F(cuDeviceTotalMem, (size_t* bytes, Device device))                             \
   F(cuDevicePrimaryCtxRetain, (Context* context, Device device))                  \
   F(cuDevicePrimaryCtxRelease, (Device device))                                   \
   F(cuCtxGetCurrent, (Context* context))                                          \
@@ -63,7 +62,6 @@ struct Driver {
   PPSD_CUDA_FUNCTIONS(PPSD_CUDA_POINTER)
 #undef PPSD_CUDA_POINTER
   int version = 0;   // of CUDA: 12030 is 12.3
-
 };
 
 enum class Fault { kNoDriver, kTooOld, kNoDevice, kOutOfMemory, kLaunch, kLost, kSilent, kOther };
@@ -101,7 +99,6 @@ class KeptContext {
 struct DeviceFacts {
   std::string name;
   int major = 0, minor = 0;   // compute capability
-  size_t memory = 0;          // bytes in all
 };
 DeviceFacts device_facts(int ordinal);
 

@@ -1,8 +1,7 @@
 // A CUDA driver without a GPU: streams are threads, graphs are functions, events are what they really are.
 //
 // It executes the protocol of streams and events, keeps a log of the calls that order work, and fails where it is told
-// to. Environment, read by cuInit: PPSD_FAKE_CUDA_VERSION (12080), PPSD_FAKE_CUDA_DEVICES (2), PPSD_FAKE_CUDA_SM (90),
-// PPSD_FAKE_CUDA_MEMORY (megabytes, 80000).
+// to. Environment, read by cuInit: PPSD_FAKE_CUDA_VERSION (12080), PPSD_FAKE_CUDA_DEVICES (2), PPSD_FAKE_CUDA_SM (90).
 #include "fake_cuda.h"
 
 #include <algorithm>
@@ -55,7 +54,6 @@ struct Fake {
   std::condition_variable changed;
   bool initialised = false, stalled = false;
   int version = 12080, devices = 2, sm = 90;
-  size_t memory = 80000;
   Result broken = 0;
   int lose_at = 0;
   Result lose_with = 0;
@@ -158,7 +156,6 @@ Result cuInit(unsigned) {
   f.version = number("PPSD_FAKE_CUDA_VERSION", f.version);
   f.devices = number("PPSD_FAKE_CUDA_DEVICES", f.devices);
   f.sm = number("PPSD_FAKE_CUDA_SM", f.sm);
-  f.memory = size_t(number("PPSD_FAKE_CUDA_MEMORY", int(f.memory)));
   if (f.devices == 0) return 100;
   f.initialised = true;
   return 0;
@@ -187,11 +184,6 @@ Result cuDeviceGetName(char* name, int size, int) {
 Result cuDeviceGetAttribute(int* value, int attribute, int) {
   ENTER("cuDeviceGetAttribute");
   *value = attribute == ppsd::cuda::kComputeMajor ? fake().sm / 10 : attribute == ppsd::cuda::kComputeMinor ? fake().sm % 10 : 0;
-  return 0;
-}
-Result cuDeviceTotalMem(size_t* bytes, int) {
-  ENTER("cuDeviceTotalMem");
-  *bytes = fake().memory << 20;
   return 0;
 }
 Result cuDevicePrimaryCtxRetain(void** context, int device) {

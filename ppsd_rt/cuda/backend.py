@@ -130,7 +130,7 @@ class CudaBackend:
         layers = [*self._weights.layers, *(self._weights.head.layers if self._weights.head else ())]
         config = self._config
         row = 2 * config.num_key_value_heads * config.head_dim * self._weights.dtype.itemsize
-        return PAGE * row * len(layers) + (self._eagle.page_bytes if self._eagle else 0)
+        return PAGE * row * len(layers) + (self._eagle.own.page_bytes if self._eagle else 0)
 
     @property
     def longest(self) -> int:

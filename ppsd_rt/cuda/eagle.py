@@ -8,25 +8,23 @@ from torch import Tensor
 
 from ..models.eagle3 import Eagle3File
 from ..models.eagle3_head import Eagle3Head
-from ..reference.passes import PAGE, Stack, Where, eagle_rows, same_rows
+from ..reference.passes import Stack, Where, eagle_rows, same_rows
 from .weights import DeviceWeights
 
 
 class Eagle:
     def __init__(self, file: Eagle3File, weights: DeviceWeights) -> None:
         """weights: of its model, whose type and device it has."""
-        like, config = weights.embedding, file.eagle.layer
+        like = weights.embedding
         self.head = head = Eagle3Head.from_file(file, like)
         self._embedding, self.taps = like, head.eagle.taps
-        self.own = Stack(list(head.layers), config, like)
+        self.own = Stack(list(head.layers), file.eagle.layer, like)
         self.bytes = sum(weight.nbytes for weight in head.parameters())
         self.draft_ids = [] if head.draft_ids is None else head.draft_ids.tolist()
         # Ids of the text may be drafted where its LM head holds the model's own rows.
         self.follows = head.draft_ids is not None and same_rows(
             head.lm_head.weight, weights.lm_head.rows(head.draft_ids).wide()
         )
-        width = config.num_key_value_heads * config.head_dim
-        self.page_bytes = 2 * config.num_hidden_layers * width * PAGE * like.itemsize
 
     @torch.inference_mode()
     def rows(self, texts: Sequence[Where], ids: Sequence[int], x: Tensor, verified: bool) -> Tensor:

@@ -118,6 +118,11 @@ class Stack:
         self._keys = self._values = self.like.new_zeros(len(self.layers), 0, heads, PAGE, head_dim)
         self._rope = Rope(self.config, 0)
 
+    @property
+    def page_bytes(self) -> int:
+        """Of the KV cache, for PAGE positions."""
+        return 2 * len(self.layers) * self.config.num_key_value_heads * self.config.head_dim * PAGE * self.like.itemsize
+
     def reserve(self, rows: int, rotated_as: int) -> None:
         self._rope = Rope(self.config, -(-rows // SPAN) * SPAN, self.like.device, text=rotated_as)
 
@@ -245,6 +250,7 @@ class TorchPasses:
         self._early = Stack(layers[:exit_layer], config, like)
         self._late = Stack(layers[exit_layer:], config, like, self._eagle.eagle.taps if self._eagle else ())
         self._own = Stack(own, self._eagle.eagle.layer if self._eagle else config, like)
+        self._stacks = self._early, self._late, self._own
         self._last = like.new_zeros(0, config.hidden_size)  # of the last pass, after the late layers
         # What the loop must know, see facts_of() there.
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
@@ -263,20 +269,17 @@ class TorchPasses:
 
     @property
     def page_bytes(self) -> int:
-        """Of the KV cache, for PAGE positions."""
-        stacks = self._early, self._late, self._own
-        values = sum(2 * len(s.layers) * s.config.num_key_value_heads * s.config.head_dim for s in stacks)
-        return PAGE * self._like.itemsize * values
+        return sum(stack.page_bytes for stack in self._stacks)
 
     @torch.inference_mode()
     def reserve(self, rows: int, rotated_as: int) -> None:
         """The longest text, and as what texts are rotated (0: lengths do not matter)."""
-        for stack in (self._early, self._late, self._own):
+        for stack in self._stacks:
             stack.reserve(rows, rotated_as)
 
     @torch.inference_mode()
     def change(self, wiped: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
-        for stack in (self._early, self._late, self._own):
+        for stack in self._stacks:
             stack.change(wiped, copies)
 
     @torch.inference_mode()
