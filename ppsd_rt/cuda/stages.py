@@ -11,8 +11,8 @@ and the pass take rows for these. All launches of a round are of one kind, and s
 
 They allocate nothing, read nothing on the host and take no argument that changes: captured once, they can be launched
 for ever. Which rows a pass takes, where they stand, what is sampled and where it ends is in device memory
-(triton_kernels/state.py); the host sets it between answers (`begin`) or, in the order of a stream, between launches
-(`control`). draft_step (or early_step) may run on one stream and verification on others: see triton_kernels/verdict.py.
+(triton_kernels/state.py); the host sets it between answers (`begin`). draft_step (or early_step) may run on one stream
+and verification on others: see triton_kernels/verdict.py.
 
 Every row at most passes each layer once in each epoch, through the same kernels whatever the step that takes it: plain
 decoding and every schedule compute the same bits.
@@ -185,10 +185,6 @@ class DeviceStages:
         if keep < rows:
             self._prompt.run(keep, rows)
         self.prompt_rows = rows
-
-    def control(self, *, most: int, lookahead: int) -> None:
-        """Change the chunks from the next pass on (in the order of the current stream)."""
-        self.buffers.state[MOST : LOOKAHEAD + 1] = torch.tensor([most, lookahead], dtype=torch.int32)
 
     # -- device side: what is captured ---------------------------------------------------------------------------------
 

@@ -20,7 +20,16 @@ from ppsd_rt.backend import Oracle
 from ppsd_rt.cuda.graphs import CaptureFailed, Recorder, _capturing
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.sampling.params import SamplingParams
-from ppsd_rt.triton_kernels.state import EPOCH, RECORD_ACCEPTED, RECORD_COMMITTED, RECORD_JUDGED, ROWS, START
+from ppsd_rt.triton_kernels.state import (
+    EPOCH,
+    LOOKAHEAD,
+    MOST,
+    RECORD_ACCEPTED,
+    RECORD_COMMITTED,
+    RECORD_JUDGED,
+    ROWS,
+    START,
+)
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, seed=2**33 + 7)
@@ -61,7 +70,8 @@ def test_any_order_of_launches_commits_the_references_text(guard, layers, kind, 
     dice, launches = random.Random(kind), 0
     stages.plain_step()
     while stages.buffers.state[START].item() < end - 1:
-        stages.control(most=dice.choice((1, 3, 15)), lookahead=dice.choice((2, 15)))
+        chunks = torch.tensor([dice.choice((1, 3, 15)), dice.choice((2, 15))], dtype=torch.int32)
+        stages.buffers.state[MOST : LOOKAHEAD + 1] = chunks
         for _ in range(dice.choice((1, 2, 3))):
             stages.draft_step()
         window = (stages.buffers.state[START].item(), 16)

@@ -19,13 +19,14 @@ from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.cuda.weights import NO_ID, DeviceWeights
 from ppsd_rt.errors import UsageError
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.models.head_file import MOST_TEXT_IDS as MOST
-from ppsd_rt.models.head_file import HeadFile
+from ppsd_rt.models.head_file import MOST_TEXT_IDS, HeadFile
 from ppsd_rt.models.llama import from_numpy
 from ppsd_rt.reference.passes import TorchPasses
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.linear import Weight, quantise, quantise_int4
 from ppsd_rt.triton_kernels.state import (
+    LOOKAHEAD,
+    MOST,
     RECORD_ACCEPTED,
     RECORD_JUDGED,
     START,
@@ -65,7 +66,8 @@ def test_any_order_of_launches_commits_the_references_text(changes, kind, draft_
     stages.plain_step()
     while stages.buffers.state[START].item() < end - 1:
         ahead = dice.choice((2, 3, 4))
-        stages.control(most=dice.choice((1, 3, 15)), lookahead=dice.choice((2, 15)))
+        chunks = torch.tensor([dice.choice((1, 3, 15)), dice.choice((2, 15))], dtype=torch.int32)
+        stages.buffers.state[MOST : LOOKAHEAD + 1] = chunks
         for _ in range(ahead):
             stages.draft_step()
         if dice.random() < 0.6:
@@ -175,10 +177,10 @@ def test_ids_of_the_text_may_be_drafted_too(format):
 
 def test_the_newest_ids_of_a_text_take_the_places_of_the_oldest():
     head = weights_of(model_of(num_hidden_layers=2)).with_random_head("layer", 1, [0]).head
-    rows = torch.arange(2 * MOST, dtype=torch.float32)[:, None].expand(-1, head.lm_head.inputs)
+    rows = torch.arange(2 * MOST_TEXT_IDS, dtype=torch.float32)[:, None].expand(-1, head.lm_head.inputs)
     head = replace(head, rows=lambda ids: Weight(rows[ids]))
-    head.follow([*range(1, MOST + 40), 3, 1])
-    assert set(head.draft_ids.tolist()) == {0, 1, 3, *range(42, MOST + 40)}
+    head.follow([*range(1, MOST_TEXT_IDS + 40), 3, 1])
+    assert set(head.draft_ids.tolist()) == {0, 1, 3, *range(42, MOST_TEXT_IDS + 40)}
     assert head.lm_head.values[1:, 0].tolist() == head.draft_ids[1:].tolist()
 
 
@@ -255,7 +257,7 @@ def test_weights_count_their_bytes():
     weights = weights_of(model, "layer", draft_ids=DRAFTABLE)
     layer = sum(p.nbytes for n, p in model.model.layers[0].named_parameters() if "norm" not in n)
     assert weights.bytes == 2 * layer + 4 * VOCAB * 32
-    assert weights.draft_bytes == 2 * layer + 4 * (len(DRAFTABLE) + MOST) * 32
+    assert weights.draft_bytes == 2 * layer + 4 * (len(DRAFTABLE) + MOST_TEXT_IDS) * 32
     assert weights_of(model).draft_bytes == 0
     assert isinstance(weights.embedding, torch.Tensor)
     assert weights.lm_head.values.data_ptr() == weights.embedding.data_ptr(), "a tied LM head is not copied"
