@@ -411,7 +411,7 @@ class CudaBackend:
             return _Answer(events)
         session = _native.GraphSession(
             lanes=self._graphs.lanes,
-            graphs=self._graphs.native(stages, draft_records=records, sequence=sequence, drawn=drawn),
+            graphs=self._graphs.native(draft_records=records, sequence=sequence, drawn=drawn),
             prompt=list(prompt),
             keep=kept,
             first=record[RECORD_IDS],

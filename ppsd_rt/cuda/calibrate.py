@@ -54,9 +54,9 @@ class Round(NamedTuple):
 def calibrate(stages: DeviceStages, graphs: StageGraphs | None) -> Costs:
     """Overwrites the answer in progress. Without graphs: eager launches, which do not overlap."""
     if graphs is None:
-        return Costs(_in_turns(stages, partial(_eager_round, stages), 3 if stages.home.type == "cuda" else 1))
+        return Costs(_in_turns(stages, partial(eager_round, stages), 3 if stages.home.type == "cuda" else 1))
     plain = None if graphs.apart else partial(_whole_plain_step, graphs)
-    turns = _in_turns(stages, partial(_apart_round if graphs.apart else _round, graphs), REPEATS, plain)
+    turns = _in_turns(stages, partial(_apart_round if graphs.apart else captured_round, graphs), REPEATS, plain)
     _begin(stages, CONTEXT)
     return Costs(turns, _beside_a_stage(graphs, turns) if graphs.apart else _side_by_side(graphs, turns))
 
@@ -121,12 +121,9 @@ def _slopes(stages: DeviceStages, play: Callable[[int], Round], repeats: int) ->
     return StageCosts.between({0: 0.0, **{rows: max(m, 0.0) / (deep - CONTEXT) for rows, m in more.items()}})
 
 
-def _round(graphs: StageGraphs, rows: int) -> Round:
-    launches = [
-        *[(0, graphs.plain.draft)] * (rows - 1),
-        (0, graphs.plain.row),
-        *((0, exec) for exec in graphs.plain.verify),
-    ]
+def captured_round(graphs: StageGraphs, rows: int) -> Round:
+    steps = graphs.plain
+    launches = [(0, exec) for exec in (*[steps.draft] * (rows - 1), steps.row, *steps.verify)]
     took = [end - begin for begin, end in graphs.lanes.timeline(launches)]
     return Round(took[: rows - 1], took[rows - 1], took[rows:])
 
@@ -144,7 +141,7 @@ def _apart_round(graphs: StageGraphs, rows: int) -> Round:
     return Round(took[:-1], took[-1], graphs.pass_apart(None))
 
 
-def _eager_round(stages: DeviceStages, rows: int) -> Round:
+def eager_round(stages: DeviceStages, rows: int) -> Round:
     def seconds(step: Callable[[], None]) -> float:
         begun = perf_counter()
         step()
@@ -152,7 +149,8 @@ def _eager_round(stages: DeviceStages, rows: int) -> Round:
         return perf_counter() - begun
 
     drafts = [seconds(stages.draft_step) for _ in range(rows - 1)]
-    return Round(drafts, seconds(stages.early_step), [seconds(stages.verification)])
+    legs = [partial(stages.verification, leg) for leg in range(len(stages.legs))]
+    return Round(drafts, seconds(stages.early_step), [seconds(leg) for leg in legs])
 
 
 def _beside(turns: StageCosts, drafting: float, verifying: float) -> StageCosts:

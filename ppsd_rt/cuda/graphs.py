@@ -174,8 +174,9 @@ class StageGraphs:
             seconds.append(end - begin)
         return seconds
 
-    def native(self, stages: DeviceStages, *, draft_records: bool, sequence: int, drawn: int) -> _native.Graphs:
+    def native(self, *, draft_records: bool, sequence: int, drawn: int) -> _native.Graphs:
         """What _native.GraphSession takes. sequence, drawn: the numbers of the last records."""
+        stages = self._stages
         return _native.Graphs(
             plain=self.plain,
             siblings=self.siblings,
