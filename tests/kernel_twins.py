@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from noise_twin import gumbel
 from torch import Tensor
 
-from ppsd_rt.sampling.noise import gumbel
 from ppsd_rt.triton_kernels.linear import Weight, normalise_twin
 from ppsd_rt.triton_kernels.qkv import HeadNorms
 from ppsd_rt.triton_kernels.state import ACCEPTED, COMMITTED, DRAFTED, EPOCH, ROWS, START, TOKEN

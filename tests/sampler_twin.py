@@ -4,13 +4,13 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
+from noise_twin import gumbel
 from torch import Tensor
 
 from ppsd_rt.backend import NO_NUMBER, common_prefix
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.pipeline.rounds import Logprob
 from ppsd_rt.sampling.grammar import TokenMask
-from ppsd_rt.sampling.noise import gumbel
 from ppsd_rt.sampling.params import SamplingParams
 
 

@@ -1,4 +1,4 @@
-"""Gumbel noise keyed by (seed, position, token id): the device's ppsd_rt/sampling/noise.py.
+"""Gumbel noise keyed by (seed, position, token id): the device's csrc/pipeline/noise.h.
 
 `uniform` gives the CPU's numbers to the bit. The logarithm is ours (Cephes, as in csrc/cpu/kernels/vector_math.h): the
 GPU's own fast one loses the digits of numbers near 1, and the interpreter has no other.

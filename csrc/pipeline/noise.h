@@ -1,4 +1,4 @@
-// Counter-based noise: the C++ twin of ppsd_rt/sampling/noise.py, equal to the bit.
+// Counter-based noise; tests/noise_twin.py is its twin in Python, equal to the bit.
 //
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011):
 //   key = (seed low, seed high), counter = (token id, position, stream, 0).

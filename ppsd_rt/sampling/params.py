@@ -1,15 +1,17 @@
 """Sampling parameters."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from secrets import randbits
 from typing import Any, Self
 
+import numpy as np
+
 from ..arguments import real_number, whole_number
 from ..errors import UsageError
 from ..printable import quoted
 from .grammar import Grammar
-from .noise import noise_key
 
 LEAST_TEMPERATURE = 1e-6  # its inverse scales logits in float32; what is below differs from greedy in ties at most
 MOST_TEMPERATURE = 1e30  # so much that logits make no difference; its inverse is above 0 in float32
@@ -119,6 +121,16 @@ class SamplingParams:
     def _is_set(self, name: str) -> bool:
         value = getattr(self, name)
         return value is not None if name == "logprobs" else bool(value)
+
+
+def noise_key(seed: int, prompt: Sequence[int], index: int) -> int:
+    """Of the answer number `index` to these ids: 64 bits, BLAKE2b (RFC 7693) of all that it depends on.
+
+    So answers to different prompts, and several to one, are independent under one seed, and can be repeated.
+    """
+    numbers = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
+    text = np.asarray(prompt, "<u4").tobytes()
+    return int.from_bytes(hashlib.blake2b(numbers + text, digest_size=8).digest(), "little")
 
 
 def _bias(bias: Mapping[int, float] | Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

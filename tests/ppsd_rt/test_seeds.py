@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy
+from noise_twin import gumbel
 from support import VOCAB
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt.sampling.noise import gumbel, noise_key
+from ppsd_rt.sampling.params import noise_key
 
 WARM = SamplingParams(max_tokens=12, temperature=1.0, ignore_eos=True)
 PROMPTS = 2000

@@ -6,13 +6,13 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import noise_twin
 import triton
 import triton.language as tl
 from kernel_support import DEVICE, close, in_format, make, siblings_at, state_of
 from kernel_twins import embedding_twin, heads_twin
 from support import slow
 
-import ppsd_rt.sampling.noise
 import ppsd_rt.triton_kernels.heads as heads_module
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.embedding import embedding
@@ -42,8 +42,8 @@ def test_noise_is_the_same_as_on_the_cpu(seed, position):
     place = torch.tensor([position], dtype=torch.int32, device=DEVICE)
     noise_kernel[(1,)](uniforms, gumbels, ids, place, words, words[1:], N=len(ids))
     numbers = ids.cpu().numpy()
-    assert np.array_equal(uniforms.cpu().numpy(), ppsd_rt.sampling.noise.uniform(seed, position, numbers)), "to the bit"
-    expected = ppsd_rt.sampling.noise.gumbel(seed, position, numbers)
+    assert np.array_equal(uniforms.cpu().numpy(), noise_twin.uniform(seed, position, numbers)), "to the bit"
+    expected = noise_twin.gumbel(seed, position, numbers)
     assert np.abs(gumbels.cpu().numpy() - expected).max() < 4e-6
 
 

@@ -10,8 +10,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE, siblings_at
 from kernel_twins import verdict_twin
+from noise_twin import philox
 
-from ppsd_rt.sampling.noise import philox
 from ppsd_rt.triton_kernels.state import (
     ACCEPTED,
     ADOPTED,

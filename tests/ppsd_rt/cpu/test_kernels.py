@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from noise_twin import gumbel
 from support import slow, write_model
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cpu.formats import FORMATS
-from ppsd_rt.sampling.noise import gumbel, noise_key
+from ppsd_rt.sampling.params import noise_key
 
 SHAPES = {
     "grouped": {},

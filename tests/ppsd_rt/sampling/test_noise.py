@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import scipy
-
-from ppsd_rt.sampling.noise import gumbel, philox, uniform
+from noise_twin import gumbel, philox, uniform
 
 # Known answers of philox4x32-10 in the Random123 distribution (kat_vectors): counter, key, output.
 KNOWN = [

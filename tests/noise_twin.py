@@ -1,4 +1,4 @@
-"""Counter-based noise: the same `(key, position, token id)` gives the same number on every backend.
+"""The readable twin of csrc/pipeline/noise.h and triton_kernels/noise.py: noise that depends on its place alone.
 
 Draft and verification must see the same noise for the same token at the same position (shared-noise coupling, Daliri
 et al., arXiv 2408.07978), whatever the order and the number of rows they are computed in. So there is no generator
@@ -7,11 +7,9 @@ SC 2011) with
 
     key = (key low, key high)    counter = (token id, position, stream, 0)    number = first word of the output
 
-Streams keep uses apart: 0 is sampling, 1 the stop rules. An answer's key is `noise_key`: what backends call the seed.
+Streams keep uses apart: 0 is sampling, 1 the stop rules.
 """
 
-import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,16 +22,6 @@ _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 _MASK = 0xFFFFFFFF
 
 Words = npt.NDArray[np.uint64]  # 32-bit words in 64-bit lanes, so that products do not overflow
-
-
-def noise_key(seed: int, prompt: Sequence[int], index: int) -> int:
-    """Of the answer number `index` to these ids: 64 bits, BLAKE2b (RFC 7693) of all that it depends on.
-
-    So answers to different prompts, and several to one, are independent under one seed, and can be repeated.
-    """
-    numbers = seed.to_bytes(8, "little") + index.to_bytes(8, "little")
-    text = np.asarray(prompt, "<u4").tobytes()
-    return int.from_bytes(hashlib.blake2b(numbers + text, digest_size=8).digest(), "little")
 
 
 def philox(key: tuple[int, int], counter: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
