@@ -114,7 +114,6 @@ class Reader(Shapes):
     def _one_of(self, at: At, around: tuple[str, ...]) -> list[Shape]:
         branches = self._several(at, "oneOf")
         each = [self._expand(one, around) for one in branches]
-        each = [self._expand(one, around) for one in branches]
         made = []
         for number, one in enumerate(branches):
             found = each[number]
@@ -394,19 +393,12 @@ _NEGATED: dict[str, Callable[[Any], list[Any]]] = {
         [{"type": "array", "contains": {"not": one}}] if not isinstance(one, list) else _refuse("items")
     ),
 }
-_KEYWORDS = {"$dynamicRef", "$recursiveRef", "additionalItems", "additionalProperties", "contains", "dependencies"}
-_KEYWORDS |= {
-    "dependentRequired",
-    "dependentSchemas",
-    "else",
-    "format",
-    "if",
-    "maxContains",
-    "minContains",
-    "multipleOf",
+_KEYWORDS = {
+    *("$dynamicRef", "$recursiveRef", "additionalItems", "additionalProperties", "contains", "dependencies"),
+    *("dependentRequired", "dependentSchemas", "else", "format", "if", "maxContains", "minContains", "multipleOf"),
+    *("oneOf", "patternProperties", "prefixItems", "propertyNames", "then", "unevaluatedItems", "uniqueItems"),
+    "unevaluatedProperties",
 }
-_KEYWORDS |= {"oneOf", "patternProperties", "prefixItems", "propertyNames", "then", "unevaluatedItems", "uniqueItems"}
-_KEYWORDS |= {"unevaluatedProperties"}
 
 
 def _refuse(keyword: str) -> list[Any]:

@@ -106,42 +106,23 @@ class _Writer(Reader):
         if isinstance(value, str):
             return ecma.quote(ecma.quote(value))
         if isinstance(value, list):
-            return " ".join([self._open_list, self._comma.join(map(self._literal, value)), self._close_list])
+            return self._in("[]", f" {self._mark(',')} ".join(map(self._literal, value)))
         if isinstance(value, dict):
-            pairs = (f"{self._literal(name)} {self._colon} {self._literal(one)}" for name, one in value.items())
-            return " ".join([self._open_object, self._comma.join(pairs), self._close_object])
+            pairs = (f"{self._literal(name)} {self._mark(':')} {self._literal(one)}" for name, one in value.items())
+            return self._in("{}", f" {self._mark(',')} ".join(pairs))
         return ecma.quote(json.dumps(value))
 
-    def _mark(self, text: str, before: bool, after: bool) -> str:
+    def _mark(self, text: str) -> str:
         """A sign of JSON, with the white space around it that models write: a line and its indent, or two spaces."""
         if self._compact:
             return ecma.quote(text + (" " if text in ",:" else ""))
         space = r"[ ]{0,2}(\r?\n[ \t]{0,24})?" if self._bounded else r"[ \t\r\n]*"
-        return self._terminal(f"/{space if before else ''}\\{text}{space if after else ''}/")
+        before, after = "" if text in "{[" else space, "" if text in "]}" else space
+        return self._terminal(f"/{before}\\{text}{after}/")
 
-    @property
-    def _open_object(self) -> str:
-        return self._mark("{", False, True)
-
-    @property
-    def _close_object(self) -> str:
-        return self._mark("}", True, False)
-
-    @property
-    def _open_list(self) -> str:
-        return self._mark("[", False, True)
-
-    @property
-    def _close_list(self) -> str:
-        return self._mark("]", True, False)
-
-    @property
-    def _comma(self) -> str:
-        return f" {self._mark(',', True, True)} "
-
-    @property
-    def _colon(self) -> str:
-        return self._mark(":", True, True)
+    def _in(self, marks: str, body: str) -> str:
+        """marks: {} or []."""
+        return f"{self._mark(marks[0])} {body} {self._mark(marks[1])}"
 
     def _number_bodies(self, shape: Shape, kind: str) -> Iterator[str]:
         """Values that are barred cut the line of numbers."""
@@ -175,11 +156,11 @@ class _Writer(Reader):
             most = len(first) if most is None else min(most, len(first))
         if most is not None and least > most:
             return
-        begin, comma, end = self._open_list, self._comma, self._close_list
+        comma = self._mark(",")
         if shape.unique and (most is None or most > 1):
             values = self._few(rest)
             if values is not None and not first and not shape.hits:
-                yield from (f"{begin} {body} {end}" for body in self._different(values, least, most))
+                yield from (self._in("[]", body) for body in self._different(values, least, most))
                 return
             self.unheld(shape.unique, "a grammar does not know what came before: say enum for the items, or maxItems 1")
             most = max(_MOST_UNIQUE, least) if most is None else most
@@ -189,7 +170,7 @@ class _Writer(Reader):
             else:
                 hit, item = self.rule(joined(rest, shape.hits[0][0])), self.rule(rest)
                 more = f"({comma} ({item} {comma})* {hit}){{{shape.hits[0][1] - 1}}}" if shape.hits[0][1] > 1 else ""
-                yield f"{begin} ({item} {comma})* {hit} {more} ({comma} {item})* {end}"
+                yield self._in("[]", f"({item} {comma})* {hit} {more} ({comma} {item})*")
                 return
         first = first[:most]
         body = ""
@@ -204,7 +185,7 @@ class _Writer(Reader):
         for number in range(len(first) - 1, -1, -1):
             body = f"{comma if number else ''} {self.rule(first[number])} {body}"
             body = body if number < least else f"({body})?"
-        yield f"{begin} {body} {end}"
+        yield self._in("[]", body)
 
     def _different(self, values: Sequence[Any], least: int, most: int | None) -> Iterator[str]:
         most = len(values) if most is None else min(most, len(values))
@@ -214,7 +195,7 @@ class _Writer(Reader):
         name = f"{self._prefix}u{len(self._lines)}"
         ways = [f'"" %if bit_count_ge(_, {least})']
         ways += [
-            f"{self._comma} {text} {name}::set_bit({n}) %if and(bit_clear({n}), bit_count_lt(_, {most}))"
+            f"{self._mark(',')} {text} {name}::set_bit({n}) %if and(bit_clear({n}), bit_count_lt(_, {most}))"
             for n, text in each
         ]
         self._lines.append(f"{name}::_ : " + " | ".join(ways))
@@ -224,7 +205,7 @@ class _Writer(Reader):
             yield ""
 
     def _object(self, shape: Shape) -> Iterator[str]:
-        colon, comma = self._colon, self._comma
+        colon, comma = self._mark(":"), self._mark(",")
         members: list[tuple[str, bool]] = []
         taken = list(dict.fromkeys([*shape.by_name, *shape.required]))
         for name in taken:
@@ -266,7 +247,7 @@ class _Writer(Reader):
                     before.append(self._named("o", " | ".join(ways)) if ways else None)
             after = before
         if after[0] is not None:
-            yield f"{self._open_object} {after[0]} {self._close_object}"
+            yield self._in("{}", after[0])
 
     def _rest(self, extra: str | None, comma: str, count: int, low: int, high: int | None) -> str | None:
         """Other members, after so many. None: there is no way to end."""
@@ -303,7 +284,7 @@ class _Writer(Reader):
             key = narrow[number] if number < len(narrow) else f'/"{ecma.CHARACTER}*"/'
             key += "".join(f" & ~({one})" for one in ([" | ".join(wrong)] if wrong else []))
             if self._alive(key + sure):
-                made.append(f"{self._terminal(key + sure)} {self._colon} {self.rule(wanted)}")
+                made.append(f"{self._terminal(key + sure)} {self._mark(':')} {self.rule(wanted)}")
         return self._named("x", " | ".join(made)) if made else None
 
 

@@ -34,7 +34,6 @@ def _escaped(step: object) -> str:
 
 Lives = Callable[[str], bool]  # is there any text that this expression of a terminal allows?
 All = tuple[At, ...]  # schemas that hold together; none: any value
-_NEVER: All = (At(False, "/false"),)
 
 
 @dataclass(frozen=True)
