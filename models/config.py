@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PpsdError
-from .files import one_line, read_json_object
+from .files import read_json_object, shown
 
 # model_type -> what transformers takes where the file says nothing, and where that is not what it takes for Llama.
 _FAMILIES: dict[str, dict[str, Any]] = {
@@ -169,9 +169,9 @@ class LlamaConfig:
         model_type = raw.get("model_type")
         if not isinstance(model_type, str) or model_type not in _FAMILIES:
             known = ", ".join(_FAMILIES)
-            raise PpsdError(f"{where}: model_type {_shown(model_type)} is not supported; supported are {known}")
+            raise PpsdError(f"{where}: model_type {shown(model_type)} is not supported; supported are {known}")
         raw = {**_FAMILIES[model_type], **raw, **_FIXED.get(model_type, {})}
-        read = _Reader(raw, where)
+        read = Reader(raw, where)
         _refuse_unsupported(raw, where)
 
         hidden_size = read.integer("hidden_size")
@@ -215,7 +215,7 @@ class LlamaConfig:
             raise PpsdError(f"{where}: head_dim {self.head_dim} is odd; rotary embedding needs pairs")
 
 
-class _Reader:
+class Reader:
     """Typed look-ups in a JSON object; a wrong type is one clear line, never a failure further on."""
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
@@ -232,46 +232,42 @@ class _Reader:
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         value, most = self._value(key, default), _MOST[key]
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise PpsdError(f"{self.where}: {key} must be a whole number from {least} to {most}, not {_shown(value)}")
+            raise PpsdError(f"{self.where}: {key} must be a whole number from {least} to {most}, not {shown(value)}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value, (least, most) = self._value(key, default), _RANGES[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise PpsdError(f"{self.where}: {key} must be a number from {least:g} to {most:g}, not {_shown(value)}")
+            raise PpsdError(f"{self.where}: {key} must be a number from {least:g} to {most:g}, not {shown(value)}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise PpsdError(f"{self.where}: {key} must be true or false, not {_shown(value)}")
+            raise PpsdError(f"{self.where}: {key} must be true or false, not {shown(value)}")
         return value
 
 
-def _shown(value: object) -> str:
-    return one_line(repr(value))
-
-
-def _rope_section(raw: Mapping[str, Any], read: _Reader) -> _Reader:
+def _rope_section(raw: Mapping[str, Any], read: Reader) -> Reader:
     """The object that holds the rotary settings. `rope_scaling` wins over `rope_parameters`, the newer name: people add
     the former by hand to files that have the latter, and transformers reads them so."""
     name = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     section = raw.get(name) or {}
     if not isinstance(section, dict):
-        raise PpsdError(f"{read.where}: {name} must be an object, not {_shown(section)}")
-    return _Reader(section, f"{read.where}: {name}")
+        raise PpsdError(f"{read.where}: {name} must be an object, not {shown(section)}")
+    return Reader(section, f"{read.where}: {name}")
 
 
-def _rope_scaling(raw: Mapping[str, Any], read: _Reader, head_dim: int) -> RopeScaling | None:
+def _rope_scaling(raw: Mapping[str, Any], read: Reader, head_dim: int) -> RopeScaling | None:
     section = _rope_section(raw, read)
     nested = next((key for key, value in section.raw.items() if isinstance(value, dict)), None)
     if nested is not None:
-        raise PpsdError(f"{section.where}: settings of their own for {_shown(nested)} are not supported")
+        raise PpsdError(f"{section.where}: settings of their own for {shown(nested)} are not supported")
     kind = section.raw.get("rope_type", section.raw.get("type", "default"))
     if kind == "default":  # transformers' modules of these families rotate whole heads then, whatever the file says
         return None
     if (partial := section.raw.get("partial_rotary_factor", raw.get("partial_rotary_factor"))) not in (None, 1):
-        raise PpsdError(f"{section.where}: partial_rotary_factor = {_shown(partial)} is not supported")
+        raise PpsdError(f"{section.where}: partial_rotary_factor = {shown(partial)} is not supported")
     context = read.integer("max_position_embeddings", 2048)
     if kind == "linear":
         return RopeScaling(kind, section.number("factor"))
@@ -307,7 +303,7 @@ def _rope_scaling(raw: Mapping[str, Any], read: _Reader, head_dim: int) -> RopeS
             long_factor=_factors(section, "long_factor", head_dim // 2),
         )
     known = "default, linear, dynamic, llama3, yarn and longrope"
-    raise PpsdError(f"{section.where}: type {_shown(kind)} is not supported; supported are {known}")
+    raise PpsdError(f"{section.where}: type {shown(kind)} is not supported; supported are {known}")
 
 
 def _context(stated: int, scaling: RopeScaling | None) -> int:
@@ -317,7 +313,7 @@ def _context(stated: int, scaling: RopeScaling | None) -> int:
     return min(max(stated, int(scaling.original_max_position_embeddings * scaling.factor)), 2**31 - 1)
 
 
-def _yarn_attention_factor(section: _Reader, factor: float) -> float:
+def _yarn_attention_factor(section: Reader, factor: float) -> float:
     """By how much cosines and sines grow where the file does not say (Peng et al., arXiv 2309.00071, equation 22)."""
 
     def scale(by: float) -> float:
@@ -327,7 +323,7 @@ def _yarn_attention_factor(section: _Reader, factor: float) -> float:
     return scale(above) / scale(below) if above and below else scale(1.0)
 
 
-def _factors(section: _Reader, key: str, count: int) -> tuple[float, ...]:
+def _factors(section: Reader, key: str, count: int) -> tuple[float, ...]:
     values = section.raw.get(key)
     numbers = values if isinstance(values, list) else []
     good = (
@@ -336,11 +332,11 @@ def _factors(section: _Reader, key: str, count: int) -> tuple[float, ...]:
     )
     if len(numbers) != count or not all(good):
         what = f"{count} numbers from {_LEAST_FACTOR:g} to {_MOST_FACTOR:g}"
-        raise PpsdError(f"{section.where}: {key} must be a list of {what}, not {_shown(values)}")
+        raise PpsdError(f"{section.where}: {key} must be a list of {what}, not {shown(values)}")
     return tuple(map(float, numbers))
 
 
-def _layer_attention(raw: Mapping[str, Any], read: _Reader, layers: int) -> tuple[LayerAttention, ...]:
+def _layer_attention(raw: Mapping[str, Any], read: Reader, layers: int) -> tuple[LayerAttention, ...]:
     """Of each layer; empty where all are plain."""
     rotary = _rotary_layers(raw, read, layers)
     sliding = _sliding_layers(raw, read, rotary)
@@ -352,7 +348,7 @@ def _layer_attention(raw: Mapping[str, Any], read: _Reader, layers: int) -> tupl
     )
 
 
-def _rotary_layers(raw: Mapping[str, Any], read: _Reader, layers: int) -> list[bool]:
+def _rotary_layers(raw: Mapping[str, Any], read: Reader, layers: int) -> list[bool]:
     """Which layers rotate: SmolLM3 files say so layer by layer (1 or 0), or leave out every fourth one."""
     if raw["model_type"] != "smollm3":
         return [True] * layers
@@ -362,11 +358,11 @@ def _rotary_layers(raw: Mapping[str, Any], read: _Reader, layers: int) -> list[b
         return [(layer + 1) % interval != 0 for layer in range(layers)]
     if not isinstance(listed, list) or len(listed) < layers or any(rotates not in (0, 1) for rotates in listed):
         what = f"a list of 0 and 1 for each of the {layers} layers"
-        raise PpsdError(f"{read.where}: no_rope_layers must be {what}, not {_shown(listed)}")
+        raise PpsdError(f"{read.where}: no_rope_layers must be {what}, not {shown(listed)}")
     return [bool(rotates) for rotates in listed[:layers]]
 
 
-def _sliding_layers(raw: Mapping[str, Any], read: _Reader, rotary: list[bool]) -> list[bool]:
+def _sliding_layers(raw: Mapping[str, Any], read: Reader, rotary: list[bool]) -> list[bool]:
     """Which layers see a window of `sliding_window` positions alone."""
     layers, family = len(rotary), raw["model_type"]
     if family == "llama":  # transformers reads neither key
@@ -379,7 +375,7 @@ def _sliding_layers(raw: Mapping[str, Any], read: _Reader, rotary: list[bool]) -
         known = ("full_attention", "sliding_attention")
         if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
             what = f"full_attention or sliding_attention for each of the {layers} layers"
-            raise PpsdError(f"{read.where}: layer_types must name {what}, not {_shown(types)}")
+            raise PpsdError(f"{read.where}: layer_types must name {what}, not {shown(types)}")
         if not in_use and "sliding_attention" in types:
             raise PpsdError(f"{read.where}: layer_types has sliding_attention, but no sliding_window is in use")
         return [kind == "sliding_attention" for kind in types]
@@ -394,16 +390,16 @@ def _sliding_layers(raw: Mapping[str, Any], read: _Reader, rotary: list[bool]) -
 def _refuse_unsupported(raw: Mapping[str, Any], where: str) -> None:
     """Settings that would change the arithmetic, and that this runtime does not compute."""
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise PpsdError(f"{where}: hidden_act = {_shown(raw['hidden_act'])} is not supported")
+        raise PpsdError(f"{where}: hidden_act = {shown(raw['hidden_act'])} is not supported")
     for key in ("num_experts", "num_local_experts"):
         if raw.get(key):
-            raise PpsdError(f"{where}: {key} = {_shown(raw[key])}: mixtures of experts are not supported")
+            raise PpsdError(f"{where}: {key} = {shown(raw[key])}: mixtures of experts are not supported")
 
 
 def _id_tuple(value: Any, where: object) -> tuple[int, ...]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise PpsdError(f"{where}: a token id must be an integer or a list of integers, not {_shown(value)}")
+        raise PpsdError(f"{where}: a token id must be an integer or a list of integers, not {shown(value)}")
     return tuple(ids)
 
 

@@ -28,8 +28,8 @@ import numpy.typing as npt
 from ..errors import PpsdError
 from ..extras import need
 from .checkpoint import Array, Checkpoint, read_folder
-from .config import LlamaConfig
-from .files import one_line, read_json_object
+from .config import LlamaConfig, Reader
+from .files import one_line, read_json_object, shown
 from .head_file import EAGLE3, HeadFile, HeadInfo, check_draft_ids
 from .quantised import Stored
 from .shapes import Shapes, check_shapes, layer_shapes
@@ -122,10 +122,10 @@ def head_shapes(eagle: Eagle3Config, draft_vocabulary: int) -> Shapes:
 def _config(raw: Mapping[str, Any], stored: Mapping[str, Stored], model: Checkpoint, where: str) -> Eagle3Config:
     kind = raw.get("speculators_model_type", EAGLE3)
     if kind != EAGLE3:
-        raise PpsdError(f"{where}: a draft model of type {_shown(kind)} is not supported; heads of type eagle3 are")
+        raise PpsdError(f"{where}: a draft model of type {shown(kind)} is not supported; heads of type eagle3 are")
     own = raw.get("transformer_layer_config", raw)
     if not isinstance(own, dict):
-        raise PpsdError(f"{where}: transformer_layer_config must be an object, not {_shown(own)}")
+        raise PpsdError(f"{where}: transformer_layer_config must be an object, not {shown(own)}")
     if own is not raw:
         own = {**_ALL_DEFAULTS, **_DEFAULTS.get(str(own.get("model_type", "qwen3")), {}), "model_type": "qwen3", **own}
     layer = LlamaConfig.from_dict({"model_type": "llama", **own, "tie_word_embeddings": False}, where)
@@ -142,7 +142,8 @@ def _config(raw: Mapping[str, Any], stored: Mapping[str, Stored], model: Checkpo
         qk_norm=layer.qk_norm or has("self_attn.q_norm.weight"),
     )
     flags = {
-        name: _flag(raw, name, where) for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+        name: Reader(raw, where).boolean(name, False)
+        for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     }
     if flags["norm_before_fc"] and flags["fc_norm"]:
         raise PpsdError(f"{where}: norm_before_fc and fc_norm exclude each other")
@@ -161,7 +162,7 @@ def _check_sizes(raw: Mapping[str, Any], layer: LlamaConfig, model: Checkpoint, 
     ):
         if mine != models:
             raise PpsdError(
-                f"{where}: the head's {what} is {_shown(mine)}, that of {model.name} is {models}: it was trained for "
+                f"{where}: the head's {what} is {shown(mine)}, that of {model.name} is {models}: it was trained for "
                 "another model"
             )
 
@@ -183,7 +184,7 @@ def _taps(raw: Mapping[str, Any], model: Checkpoint, where: str) -> tuple[int, .
     good = isinstance(ids, list) and ids and all(type(id) is int and 0 <= id + after <= layers for id in ids)
     if not good:
         raise PpsdError(
-            f"{where}: {key} must be a list of layers of {model.name}, which has {layers}, not {_shown(ids)}"
+            f"{where}: {key} must be a list of layers of {model.name}, which has {layers}, not {shown(ids)}"
         )
     return tuple(id + after for id in ids)
 
@@ -252,7 +253,7 @@ def _draft_ids(
         )
     stated = raw.get("draft_vocab_size") or vocabulary
     if stated != draft:
-        raise PpsdError(f"{folder}: config.json has draft_vocab_size {_shown(stated)}, the LM head has {draft} rows")
+        raise PpsdError(f"{folder}: config.json has draft_vocab_size {shown(stated)}, the LM head has {draft} rows")
     if "d2t" not in stored:
         if draft != vocabulary:
             raise PpsdError(f"{folder}: tensor d2t is missing: nothing says which {draft} ids the head drafts")
@@ -270,14 +271,3 @@ def _draft_ids(
     except PpsdError as error:
         raise PpsdError(f"{folder}: tensor d2t is damaged ({error}); fetch the head again") from None
     return checked, None if (order == np.arange(draft)).all() else order
-
-
-def _flag(raw: Mapping[str, Any], name: str, where: str) -> bool:
-    value = raw.get(name)
-    if value not in (None, True, False):
-        raise PpsdError(f"{where}: {name} must be true or false, not {_shown(value)}")
-    return bool(value)
-
-
-def _shown(value: object) -> str:
-    return one_line(repr(value))

@@ -7,43 +7,30 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import PpsdError
 
 
-class HeldFile:
-    """A file in memory, which the functions of this module read like one on disk."""
+class HeldFile(NamedTuple):
+    """A file in memory, which the functions of this module read like one on disk; None: there is no such file."""
 
-    def __init__(self, path: Path, name: str, content: bytes | None) -> None:
-        """path: what it was made from, which errors name. content: None: there is no such file."""
-        self._path, self.name, self._content = path, name, content
-
-    @property
-    def parent(self) -> Path:
-        return self._path
+    parent: Path  # what it was made from, which errors name
+    name: str
+    content: bytes | None
 
     def __str__(self) -> str:
-        return str(self._path)
-
-    def exists(self) -> bool:
-        return self._content is not None
-
-    def read(self) -> bytes:
-        if self._content is None:
-            raise FileNotFoundError(self.name)
-        return self._content
+        return str(self.parent)
 
 
-class HeldFolder:
+class HeldFolder(NamedTuple):
     """A model folder in memory: some of the files that a folder of this model would have."""
 
-    def __init__(self, path: Path, files: Mapping[str, str]) -> None:
-        self._path, self._files = path, files
+    path: Path
+    files: Mapping[str, bytes]
 
     def __truediv__(self, name: str) -> HeldFile:
-        text = self._files.get(name)
-        return HeldFile(self._path, name, None if text is None else text.encode())
+        return HeldFile(self.path, name, self.files.get(name))
 
 
 AnyFile = Path | HeldFile
@@ -72,13 +59,20 @@ def one_line(error: object) -> str:
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
 
 
+def shown(value: object) -> str:
+    """A value of somebody's file, on one line."""
+    return one_line(repr(value))
+
+
 def read_bytes(path: AnyFile, most: int = _MOST_BYTES, *, pipe_ok: bool = False) -> bytes:
     """The content of a regular file of at most `most` bytes; with `pipe_ok` also of a pipe or a device.
 
     Raises FileNotFoundError, and PpsdError, one line with the path, for everything else that is wrong.
     """
     if isinstance(path, HeldFile):
-        return path.read()
+        if path.content is None:
+            raise FileNotFoundError(path.name)
+        return path.content
     try:
         # Without O_NONBLOCK, to open a pipe that nobody writes to would wait for ever.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if pipe_ok else os.O_NONBLOCK))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PpsdError
-from .files import one_line
+from .files import shown
 from .shapes import Shapes
 from .uniform import Uniform
 
@@ -50,7 +50,7 @@ def read_scheme(raw: Mapping[str, Any], where: str) -> Scheme | None:
 
     def refused(key: str, value: object, supported: str) -> PpsdError:
         return PpsdError(
-            f"{where}: quantization_config with {key} = {one_line(repr(value))} is not supported; supported are "
+            f"{where}: quantization_config with {key} = {shown(value)} is not supported; supported are "
             f"{supported}: take such a copy of the model, the unquantised one, or a .gguf file"
         )
 

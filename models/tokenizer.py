@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
+from tokenizers import AddedToken
 
 from ..errors import PpsdError
 from .chat_template import ChatTemplate, special_tokens, token_content
-from .files import AnyFile, AnyFolder, HeldFolder, is_gguf, one_line, read_bytes, read_json_object, read_text
+from .files import AnyFile, AnyFolder, HeldFolder, is_gguf, one_line, read_bytes, read_json_object, read_text, shown
 from .unicode import check_unicode
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None, gguf: GgufModel 
     tokenizer: Tokenizer
     if is_gguf(folder):
         opened = gguf or _open(folder)
-        said = HeldFolder(folder, {"tokenizer_config.json": json.dumps(opened.tokenizer_config())})
+        said = HeldFolder(folder, {"tokenizer_config.json": json.dumps(opened.tokenizer_config()).encode()})
         path, tokenizer = folder, _JsonTokenizer(said, opened.tokenizer())
     elif not folder.is_dir():
         raise PpsdError(f"there is no folder {folder}: give the folder of a model")
@@ -248,20 +249,11 @@ class _JsonTokenizer(Tokenizer):
         before = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         given = [token for _, token in sorted(_added_tokens(folder).items())]
         texts = before | {token.content for token in given}
-        given += [_AddedToken(text, special=True) for text in _all_special(folder, names) if text not in texts]
-        tokens = [
-            tokenizers.AddedToken(
-                token.content,
-                special=token.special or token.content in names.values(),
-                lstrip=token.lstrip,
-                rstrip=token.rstrip,
-                single_word=token.single_word,
-                normalized=token.normalized if token.normalized is not None else not token.special,
-            )
-            for token in given
-        ]
+        given += [AddedToken(text, special=True) for text in _all_special(folder, names) if text not in texts]
+        for token in given:
+            token.special = token.special or token.content in names.values()
         with _library_errors(f"cannot add the tokens of {folder / 'tokenizer_config.json'}", _DAMAGED):
-            self._tokenizer.add_tokens(tokens)
+            self._tokenizer.add_tokens(given)
         self._tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
 
     def token_to_id(self, token: str) -> int | None:
@@ -427,7 +419,7 @@ class _Options:
         def flag(key: str) -> bool | None:
             value = config.get(key)
             if value is not None and not isinstance(value, bool):
-                raise PpsdError(f"{path}: {key} must be true, false or null, not {one_line(repr(value))}")
+                raise PpsdError(f"{path}: {key} must be true, false or null, not {shown(value)}")
             return value
 
         return cls(
@@ -438,26 +430,16 @@ class _Options:
         )
 
 
-@dataclass(frozen=True)
-class _AddedToken:
-    content: str
-    special: bool = False
-    lstrip: bool = False
-    rstrip: bool = False
-    single_word: bool = False
-    normalized: bool | None = None  # None: where it is not special
-
-
-def _added_tokens(folder: AnyFolder) -> dict[int, _AddedToken]:
+def _added_tokens(folder: AnyFolder) -> dict[int, AddedToken]:
     """The tokens that tokenizer_config.json adds, by id; where it has no such table, those of added_tokens.json."""
     path = folder / "tokenizer_config.json"
     config = read_json_object(path, missing_ok=True)
-    added: dict[int, _AddedToken] = {}
+    added: dict[int, AddedToken] = {}
     entries = config.get("added_tokens_decoder")
     if entries is None:
         path, names = folder / "added_tokens.json", _all_special(folder, special_tokens(folder))
         for content, id in read_json_object(path, missing_ok=True).items():
-            added[_valid_id(id, path)] = _AddedToken(content, special=content in names)
+            added[_valid_id(id, path)] = AddedToken(content, special=content in names)
         return added
     if not isinstance(entries, dict):
         raise PpsdError(
@@ -467,8 +449,8 @@ def _added_tokens(folder: AnyFolder) -> dict[int, _AddedToken]:
         if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
             raise PpsdError(f'{path}: the added token {one_line(key)} has no "content": mend it or download it again')
         flags = {name: entry.get(name) is True for name in ("special", "lstrip", "rstrip", "single_word")}
-        normalized = entry["normalized"] is True if "normalized" in entry else None
-        added[_valid_id(key, path)] = _AddedToken(entry["content"], **flags, normalized=normalized)
+        normalized = entry["normalized"] is True if "normalized" in entry else not flags["special"]
+        added[_valid_id(key, path)] = AddedToken(entry["content"], **flags, normalized=normalized)
     return added
 
 
@@ -476,7 +458,7 @@ def _valid_id(value: object, path: AnyFile) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise PpsdError(f"{path}: {one_line(repr(value))} is not a token id: mend it or download it again")
+        raise PpsdError(f"{path}: {shown(value)} is not a token id: mend it or download it again")
     return value
 
 
