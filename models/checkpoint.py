@@ -26,10 +26,9 @@ from safetensors.numpy import save as serialize
 from ..errors import PpsdError
 from .config import LlamaConfig
 from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object
-from .gguf_blocks import FOUR_BITS, Blocks
-from .quantised import QuantisedTensors, Stored, read_scheme
+from .quantised import QuantisedTensors, read_scheme
 from .shapes import check_shapes, model_shapes
-from .uniform import Uniform
+from .stored import FOUR_BITS, Array, Blocks, Stored, Uniform, as_float32, bfloat16_bits
 
 if TYPE_CHECKING:
     from .gguf_model import GgufModel
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-Array = npt.NDArray[Any]
 _FLOATS: dict[str, type] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _DTYPES: dict[str, type] = {**_FLOATS, "I8": np.int8, "I32": np.int32, "F8_E4M3": np.uint8}
 _LOG = logging.getLogger(__name__)
@@ -67,9 +65,9 @@ class Checkpoint:
         if is_gguf(folder):
             from .gguf_tensors import open_tensors  # it takes packages that models in folders do without
 
-            self.config, opened = open_tensors(folder)
-            self.tensors, self.blocks, self._opened, self.gguf = opened, opened.blocks(), opened, opened.model
-            self.stored_as = sorted(opened.kinds)
+            self.tensors = self._opened = opened = open_tensors(folder)
+            self.gguf, self.blocks, self.stored_as = opened.model, opened.blocks(), sorted(opened.kinds)
+            self.config = opened.model.config
             return
         raw, stored = read_json_object(folder / "config.json"), _with_prefix(read_folder(folder))
         scheme = read_scheme(raw, str(folder / "config.json"))
@@ -84,9 +82,9 @@ class Checkpoint:
             self.stored_as, used = sorted(quantised.kinds), quantised.used
             shapes = {name: shape for name, shape in shapes.items() if not quantised.is_quantised(name)}
         plain = {name: _supported(name, stored[name], folder) for name in shapes if name in stored}
-        missing = {} if scheme else {name: shape for name, shape in shapes.items() if _may_lack(name, plain)}
-        zeros = {name: np.zeros(shape, np.float32) for name, shape in missing.items()}
-        if zeros:
+        lacking = [] if scheme else [name for name in shapes if name.endswith(".bias") and name not in plain]
+        if lacking:
+            zeros = {name: np.zeros(shapes[name], np.float32) for name in lacking}
             _LOG.info("%s: biases that config.json names and the file lacks are zero, as in transformers", folder)
             self.tensors, plain = {**self.tensors, **zeros}, {**plain, **zeros}
         check_shapes(plain, shapes, str(folder))
@@ -136,7 +134,7 @@ class Checkpoint:
         for name, shape in sorted(model_shapes(self.config).items()):
             places = np.arange(16) * (math.prod(shape) - 1) // 15
             values = self._values_at(name, places)
-            digest.update(json.dumps([name, list(shape)]).encode() + _bf16_bits(values).tobytes())
+            digest.update(json.dumps([name, list(shape)]).encode() + bfloat16_bits(as_float32(values)).tobytes())
         return digest.hexdigest()[:16]
 
     def _values_at(self, name: str, places: npt.NDArray[np.int64]) -> Array:
@@ -145,19 +143,6 @@ class Checkpoint:
         values = self.tensors[name].reshape(-1)[places]
         drop_pages(self.tensors[name])
         return values
-
-
-def as_float32(tensor: Array) -> npt.NDArray[np.float32]:
-    """A copy in float32, whatever the tensor is stored as."""
-    if tensor.dtype == np.uint16:
-        return (tensor.astype(np.uint32) << 16).view(np.float32)
-    return tensor.astype(np.float32)
-
-
-def _bf16_bits(values: Array) -> npt.NDArray[np.uint16]:
-    """To bfloat16, to nearest even."""
-    bits = as_float32(values).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 def read_folder(folder: Path) -> dict[str, Stored]:
@@ -185,10 +170,6 @@ def read_folder(folder: Path) -> dict[str, Stored]:
         if name not in tensors:
             raise PpsdError(f"{index} says that {name} is in {shard}, but it is not there")
     return tensors
-
-
-def _may_lack(name: str, tensors: Mapping[str, Array]) -> bool:
-    return name.endswith(".bias") and name not in tensors
 
 
 def _with_prefix(tensors: dict[str, Stored]) -> dict[str, Stored]:

@@ -27,12 +27,12 @@ import numpy.typing as npt
 
 from ..errors import PpsdError
 from ..extras import need
-from .checkpoint import Array, Checkpoint, read_folder
+from .checkpoint import Checkpoint, read_folder
 from .config import LlamaConfig, Reader
 from .files import one_line, read_json_object, shown
 from .head_file import EAGLE3, HeadFile, HeadInfo, check_draft_ids
-from .quantised import Stored
 from .shapes import Shapes, check_shapes, layer_shapes
+from .stored import Array, Stored
 
 TORCH_FILE = "pytorch_model.bin"  # what SafeAILab's heads were first published as
 _FLOATS = ("F32", "F16", "BF16")

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from ..errors import PpsdError, UsageError
 from .gguf_file import GgufFile
-from .gguf_model import GgufModel, GgufWeight, check_finite, decode, in_hugging_face_order, open_gguf
+from .gguf_model import GgufModel, GgufWeight, check_finite, open_gguf
 from .gguf_tokenizer import generation_config
+from .stored import bfloat16_bits
 
 Progress = Callable[[int, int], None]
 
@@ -144,7 +145,7 @@ def _blocks(gguf: GgufFile, weight: GgufWeight) -> Iterator[NDArray[np.float32]]
             data = file.read(count * tensor.row_bytes)
             if len(data) != count * tensor.row_bytes:
                 raise gguf.bad(f"the data of the tensor {tensor.name!r} ends early: the file changed while it was read")
-            yield in_hugging_face_order(decode(np.frombuffer(data, np.uint8).reshape(count, -1), tensor), weight)
+            yield weight.decode(np.frombuffer(data, np.uint8).reshape(count, -1))
 
 
 def _encode(gguf: GgufFile, weight: GgufWeight, values: NDArray[np.float32], dtype: str) -> bytes:
@@ -155,8 +156,7 @@ def _encode(gguf: GgufFile, weight: GgufWeight, values: NDArray[np.float32], dty
         return values.astype("<f4", copy=False).tobytes()
     if dtype == "float16":
         return values.astype("<f2").tobytes()
-    bits = values.view(np.uint32)
-    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2").tobytes()  # to nearest, ties to even
+    return bfloat16_bits(values).astype("<u2").tobytes()
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -89,6 +89,15 @@ class GgufWeight:
     key: str
     head_dim: int
 
+    def decode(self, stored: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Whole heads as they lie in the file [rows, bytes of a row] -> in Hugging Face's order [rows, columns]."""
+        values = decode(stored, self.tensor)
+        if not self.head_dim:
+            return values
+        columns = self.tensor.shape[1] if len(self.tensor.shape) == 2 else 1  # a bias has one value for each row
+        heads = values.reshape(-1, self.head_dim // 2, 2, columns)  # pairs are neighbours in GGUF
+        return heads.swapaxes(1, 2).reshape(values.shape)  # pairs are head_dim / 2 apart
+
 
 def _read_architecture(gguf: GgufFile) -> str:
     """Raises PpsdError for what the runtime cannot compute: another one, experts, ..."""
@@ -306,12 +315,3 @@ def check_finite(gguf: GgufFile, tensor: GgufTensor, values: NDArray[np.float32]
     if not math.isfinite(largest):
         raise gguf.bad(f"the tensor {tensor.name!r} holds NaN or infinite values: the file is damaged")
     return largest
-
-
-def in_hugging_face_order(values: NDArray[np.float32], weight: GgufWeight) -> NDArray[np.float32]:
-    """Whole heads of a tensor, or all of it: the rows as Hugging Face has them."""
-    if not weight.head_dim:
-        return values
-    columns = weight.tensor.shape[1] if len(weight.tensor.shape) == 2 else 1  # a bias has one value for each row
-    heads = values.reshape(-1, weight.head_dim // 2, 2, columns)  # pairs are neighbours in GGUF
-    return heads.swapaxes(1, 2).reshape(values.shape)  # pairs are head_dim / 2 apart

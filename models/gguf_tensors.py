@@ -7,20 +7,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PpsdError
-from .config import LlamaConfig
 from .files import drop_pages
-from .gguf_blocks import Blocks
 from .gguf_file import BY_TABLE
-from .gguf_model import GgufModel, check_finite, decode, in_hugging_face_order, open_gguf
+from .gguf_model import GgufModel, check_finite, decode, open_gguf
+from .stored import Blocks, Floats
 
-Floats = npt.NDArray[np.float32]
 
-
-def open_tensors(path: Path) -> "tuple[LlamaConfig, GgufTensors]":
+def open_tensors(path: Path) -> "GgufTensors":
     """Raises PpsdError, one line that names the file and what is wrong with it."""
     try:
-        model = open_gguf(path)
-        return model.config, GgufTensors(model)
+        return GgufTensors(open_gguf(path))
     except OSError as error:
         raise PpsdError(f"{path} cannot be read: {error.strerror or error}") from None
 
@@ -40,10 +36,9 @@ class GgufTensors(Mapping[str, Floats]):
 
     def __getitem__(self, name: str) -> Floats:
         weight = self._weights[name]
-        values = decode(self._stored(name), weight.tensor)
+        values = weight.decode(self._stored(name)).reshape(weight.tensor.shape)
         check_finite(self._gguf, weight.tensor, values)
-        ordered = in_hugging_face_order(values, weight).reshape(weight.tensor.shape)
-        return ordered.copy() if np.may_share_memory(ordered, self._files[weight.tensor.path]) else ordered
+        return values.copy() if np.may_share_memory(values, self._files[weight.tensor.path]) else values
 
     def __contains__(self, name: object) -> bool:  # Mapping's own would decode it
         return name in self._weights

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PpsdError, UsageError
-from .checkpoint import Array, Checkpoint, as_float32, read_file, read_metadata, save
+from .checkpoint import Checkpoint, read_file, read_metadata, save
 from .config import LlamaConfig
 from .files import one_line, parse_json
 from .shapes import Shapes, check_shapes, layer_shapes
+from .stored import Array, as_float32
 
 FORMAT = "ppsd-exit-head-1"
 LAYERS = {"norm": 0, "adapter": 1, "layer": 1, "two-layer": 2, "feedback": 1}  # of the body

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .checkpoint import Array, Checkpoint
+from .checkpoint import Checkpoint
 from .config import LayerAttention, LlamaConfig
 from .rope import Rope
+from .stored import Array
 
 # attend(q [..., rows, heads, head_dim], k and v [..., rows, kv heads, head_dim], how) -> [..., rows, heads, head_dim]
 # q and k are not rotated yet: the callee knows the positions.

@@ -6,7 +6,7 @@ also rounds what flows between the layers (W8A8), that stays as it is.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,21 +16,12 @@ import numpy.typing as npt
 from ..errors import PpsdError
 from .files import shown
 from .shapes import Shapes
-from .uniform import Uniform
-
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float32]
+from .stored import Array, Floats, Stored, Uniform, as_float32, bfloat16_bits
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in 32 bits the value of each of eight outputs lies
+_SCALES = ("F16", "BF16", "F32")
 _SCHEMES = {"awq": ("qweight", "qzeros", "scales"), "gptq": ("qweight", "qzeros", "scales", "g_idx")}
 _PARTS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_g_idx")
-
-
-class Stored(NamedTuple):
-    """A tensor of a safetensors file. data: in numpy's dtype of the same size where it has none of that name."""
-
-    data: Array
-    dtype: str
 
 
 class Scheme(NamedTuple):
@@ -153,9 +144,9 @@ class QuantisedTensors(Mapping[str, Array]):
         if name not in self._quantised:
             return self[name].reshape(-1)[places]
         rows, columns = np.divmod(places, self._shapes[name][1])
-        near = {first: self._rows(name, slice(first, first + 8)) for first in {int(row) // 8 * 8 for row in rows}}
-        found = [near[int(row) // 8 * 8][row % 8, column] for row, column in zip(rows, columns, strict=True)]
-        return np.array(found)
+        first = rows // 8 * 8
+        near = {row: self._rows(name, slice(row, row + 8)) for row in set(first.tolist())}
+        return np.array([near[at][row - at, column] for at, row, column in zip(first, rows, columns, strict=True)])
 
     def _rows(self, name: str, outputs: slice) -> Array:
         values, dtype = self._read(name, outputs)
@@ -194,13 +185,8 @@ class QuantisedTensors(Mapping[str, Array]):
 
     def _read(self, name: str, outputs: slice) -> tuple[Uniform | Floats, str]:
         """Rows of a matrix, and the dtype of its scales. outputs: which, from a multiple of 8 on."""
-        readers: dict[str, Callable[[str, slice], tuple[Uniform | Floats, str]]] = {
-            "awq": self._awq,
-            "gptq": self._gptq,
-            "compressed-tensors": self._compressed,
-            "fp8": self._compressed,
-        }
-        return readers[self._scheme.method](name, slice(outputs.start, min(outputs.stop, self._shapes[name][0])))
+        read = {"awq": self._awq, "gptq": self._gptq}.get(self._scheme.method, self._compressed)
+        return read(name, slice(outputs.start, min(outputs.stop, self._shapes[name][0])))
 
     def _part(self, name: str, *dtypes: str) -> Stored:
         if name not in self._stored:
@@ -222,44 +208,29 @@ class QuantisedTensors(Mapping[str, Array]):
         if out % 8:
             raise PpsdError(f"{self._where}: {name} has {out} outputs, not a multiple of 8, which AWQ packs")
         words = slice(outputs.start // 8, -(-outputs.stop // 8))
-        q = _nibbles(self._shaped(f"{prefix}qweight", (inputs, out // 8), "I32").data[:, words])
+        q = _of_awq(self._shaped(f"{prefix}qweight", (inputs, out // 8), "I32").data[:, words])
         groups = self._groups(f"{prefix}scales", inputs)
-        zeros = _nibbles(self._shaped(f"{prefix}qzeros", (groups, out // 8), "I32").data[:, words])
-        scales = self._shaped(f"{prefix}scales", (groups, out), "F16", "BF16", "F32")
-        return self._uniform(q, zeros.astype(np.float32), scales, outputs)
+        zeros = _of_awq(self._shaped(f"{prefix}qzeros", (groups, out // 8), "I32").data[:, words])
+        scales = self._shaped(f"{prefix}scales", (groups, out), *_SCALES)
+        return self._values(prefix, q.T, zeros.T, as_float32(scales.data)[:, outputs].T), scales.dtype
 
     def _gptq(self, name: str, outputs: slice) -> tuple[Uniform | Floats, str]:
         prefix, (out, inputs), bits = name.removesuffix("weight"), self._shapes[name], self._scheme.bits
         each = 32 // bits
         if inputs % each or out % each:
             raise PpsdError(f"{self._where}: {name} has shape {(out, inputs)}, of which GPTQ packs multiples of {each}")
-        packed = self._shaped(f"{prefix}qweight", (inputs // each, out), "I32").data[:, outputs]
-        shifts = np.arange(each, dtype=np.uint32) * np.uint32(bits)
-        least = np.uint32((1 << bits) - 1)
-        q = (packed.view(np.uint32)[:, None, :] >> shifts[None, :, None] & least).astype(np.uint8)
-        q = q.reshape(inputs, -1)
+        q = _unpacked(self._shaped(f"{prefix}qweight", (inputs // each, out), "I32").data[:, outputs].T, bits)
         groups = self._groups(f"{prefix}scales", inputs)
-        words = self._shaped(f"{prefix}qzeros", (groups, out // each), "I32").data.view(np.uint32)
-        zeros = (words[:, :, None] >> shifts & least).reshape(groups, out)[:, outputs].astype(np.float32)
-        zeros += self._scheme.zero_offset
-        scales = self._shaped(f"{prefix}scales", (groups, out), "F16", "BF16", "F32")
-        order = self._stored.get(f"{prefix}g_idx")
-        usual = np.arange(inputs) // (inputs // groups)
-        if order is None or np.array_equal(order.data, usual):
-            return self._uniform(q, zeros, scales, outputs)
-        group = self._shaped(f"{prefix}g_idx", (inputs,), "I32").data
-        if group.min() < 0 or group.max() >= groups:
-            raise PpsdError(f"{self._where}: tensor {prefix}g_idx names groups that are not there")
-        scale = _wide(scales)[:, outputs]
-        return np.ascontiguousarray(((q - zeros[group]) * scale[group]).T, np.float32), scales.dtype
+        zeros = _unpacked(self._shaped(f"{prefix}qzeros", (groups, out // each), "I32").data, bits)[:, outputs].T
+        scales = self._shaped(f"{prefix}scales", (groups, out), *_SCALES)
+        zeros = zeros.astype(np.float32) + self._scheme.zero_offset
+        return self._values(prefix, q, zeros, as_float32(scales.data)[:, outputs].T), scales.dtype
 
     def _compressed(self, name: str, outputs: slice) -> tuple[Uniform | Floats, str]:
         out, inputs = self._shapes[name]
-        inverse = (
-            f"{name}_scale_inv" in self._stored
-        )  # DeepSeek's name; it is what they are multiplied by, all the same
-        scales = self._part(f"{name}_scale{'_inv' if inverse else ''}", "F16", "BF16", "F32")
-        scale = _wide(scales)
+        # The second is DeepSeek's name; it is what they are multiplied by, all the same.
+        scales = self._part(f"{name}_scale{'_inv' if f'{name}_scale_inv' in self._stored else ''}", *_SCALES)
+        scale = as_float32(scales.data)
         scale = scale.reshape(-1, 1) if scale.ndim < 2 else scale  # one for all, or one for each output
         if scale.ndim != 2 or scale.shape[0] > out or scale.shape[1] > inputs:
             raise PpsdError(f"{self._where}: tensor {name}_scale has shape {scale.shape}, the matrix {(out, inputs)}")
@@ -274,16 +245,23 @@ class QuantisedTensors(Mapping[str, Array]):
         else:
             words = -(-inputs * bits // 32)
             q = _unpacked(self._shaped(f"{name}_packed", (out, words), "I32").data[outputs], bits)[:, :inputs]
-        zeros = self._zero_points(name, (out, scale.shape[1]), bits)
-        rows = np.broadcast_to(scale, (out, scale.shape[1]))
-        order = self._stored.get(f"{name}_g_idx")
-        whole = Stored(np.ascontiguousarray(rows.T), "F32")
-        group = inputs // scale.shape[1]
-        if order is None or (order.data == -1).all() or np.array_equal(order.data, np.arange(inputs) // group):
-            return self._uniform(q.T, zeros.T[:, outputs], whole, outputs)[0], scales.dtype
-        if order.data.shape != (inputs,) or order.data.min() < 0 or order.data.max() >= scale.shape[1]:
-            raise PpsdError(f"{self._where}: tensor {name}_g_idx names groups that are not there")
-        return (q - zeros[outputs][:, order.data]) * rows[outputs][:, order.data], scales.dtype
+        zeros = self._zero_points(name, (out, scale.shape[1]), bits)[outputs]
+        rows = np.broadcast_to(scale, (out, scale.shape[1]))[outputs]
+        return self._values(f"{name}_", q, zeros, rows), scales.dtype
+
+    def _values(self, prefix: str, q: npt.NDArray[np.uint8], zeros: Array, scale: Floats) -> Uniform | Floats:
+        """q [outputs, inputs], zeros and scale [outputs, groups]; g_idx says which group each input is of, where they
+        are not neighbours."""
+        inputs, groups = q.shape[1], scale.shape[1]
+        each = inputs // groups
+        order = self._stored.get(f"{prefix}g_idx")
+        if order is None or (order.data == -1).all() or np.array_equal(order.data, np.arange(inputs) // each):
+            scale = np.ascontiguousarray(scale)
+            return Uniform(np.ascontiguousarray(q), scale, -np.ascontiguousarray(zeros, np.float32) * scale, each)
+        group = self._shaped(f"{prefix}g_idx", (inputs,), "I32").data
+        if group.min() < 0 or group.max() >= groups:
+            raise PpsdError(f"{self._where}: tensor {prefix}g_idx names groups that are not there")
+        return (q - zeros.astype(np.float32)[:, group]) * scale[:, group]
 
     def _spread(self, name: str, scale: Floats) -> Floats:
         """Scales of blocks [n, m] -> of every value; the last blocks may be cut off."""
@@ -311,38 +289,22 @@ class QuantisedTensors(Mapping[str, Array]):
         return np.broadcast_to(zeros.astype(np.float32) + middle, shape)
 
     def _groups(self, name: str, inputs: int) -> int:
-        shape = self._part(name, "F16", "BF16", "F32").data.shape
+        shape = self._part(name, *_SCALES).data.shape
         if len(shape) != 2 or shape[0] < 1 or inputs % shape[0]:
             raise PpsdError(f"{self._where}: tensor {name} has shape {shape}, whose rows do not divide {inputs} inputs")
         return int(shape[0])
 
-    def _uniform(self, q: Array, zeros: Array, scales: Stored, outputs: slice) -> tuple[Uniform, str]:
-        """q [inputs, outputs], zeros and scales [groups, outputs]."""
-        scale = np.ascontiguousarray(_wide(scales)[:, outputs].T)
-        values = np.ascontiguousarray(q.T, np.uint8)
-        minimum = -np.ascontiguousarray(zeros.T) * scale
-        return Uniform(values, scale, minimum, values.shape[1] // scale.shape[1]), scales.dtype
 
-
-def _nibbles(words: Array) -> npt.NDArray[np.uint8]:
-    """AWQ's int32 [rows, n] -> [rows, 8 n]."""
-    shifts = np.array([4 * place for place in _AWQ_ORDER], np.uint32)
-    spread = np.ascontiguousarray(words).view(np.uint32)[:, :, None] >> shifts & np.uint32(15)
-    return spread.astype(np.uint8).reshape(len(words), -1)
+def _of_awq(words: Array) -> npt.NDArray[np.uint8]:
+    """int32 [rows, n] -> [rows, 8 n], in AWQ's order."""
+    return _unpacked(words, 4).reshape(len(words), -1, 8)[:, :, _AWQ_ORDER].reshape(len(words), -1)
 
 
 def _unpacked(words: Array, bits: int) -> npt.NDArray[np.uint8]:
-    """compressed-tensors' int32 [rows, n] -> [rows, 32 n / bits], counted from 0; bits: 4 or 8."""
+    """int32 [rows, n] -> [rows, 32 n / bits], counted from 0, the lowest bits first; bits: 2, 4 or 8."""
     data = np.ascontiguousarray(words).view(np.uint8)
-    if bits == 8:
-        return data
-    return np.stack((data & 15, data >> 4), axis=-1).reshape(len(words), -1)
-
-
-def _wide(stored: Stored) -> Floats:
-    if stored.dtype == "BF16":
-        return (stored.data.astype(np.uint32) << 16).view(np.float32)
-    return stored.data.astype(np.float32)
+    shifts, mask = np.arange(0, 8, bits, dtype=np.uint8), np.uint8((1 << bits) - 1)
+    return (data[:, :, None] >> shifts & mask).reshape(len(words), -1)
 
 
 def _rounded(values: Floats, dtype: str) -> Array:
@@ -350,8 +312,7 @@ def _rounded(values: Floats, dtype: str) -> Array:
         return values
     if dtype == "F16":
         return values.astype(np.float16)
-    bits = values.view(np.uint32)
-    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)  # to nearest, ties to even
+    return bfloat16_bits(values)
 
 
 def _e4m3() -> Floats:

@@ -56,9 +56,12 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None, gguf: GgufModel 
     json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
     tokenizer: Tokenizer
     if is_gguf(folder):
-        opened = gguf or _open(folder)
-        said = HeldFolder(folder, {"tokenizer_config.json": json.dumps(opened.tokenizer_config()).encode()})
-        path, tokenizer = folder, _JsonTokenizer(said, opened.tokenizer())
+        if gguf is None:
+            from .gguf_tensors import open_tensors  # it takes packages that models in folders do without
+
+            gguf = open_tensors(folder).model
+        said = HeldFolder(folder, {"tokenizer_config.json": json.dumps(gguf.tokenizer_config()).encode()})
+        path, tokenizer = folder, _JsonTokenizer(said, gguf.tokenizer())
     elif not folder.is_dir():
         raise PpsdError(f"there is no folder {folder}: give the folder of a model")
     elif json_path.exists():
@@ -73,15 +76,6 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None, gguf: GgufModel 
             f"{vocab_size - 1}: take the tokenizer that belongs to this model"
         )
     return tokenizer
-
-
-def _open(path: Path) -> GgufModel:
-    from .gguf_model import open_gguf  # it takes packages that models in folders do without
-
-    try:
-        return open_gguf(path)
-    except OSError as error:
-        raise PpsdError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 class Tokenizer(ABC):

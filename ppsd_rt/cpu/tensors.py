@@ -1,7 +1,8 @@
 """A checkpoint's tensors as the C++ extension takes them."""
 
 from .. import _native
-from ..models.checkpoint import Array, Checkpoint
+from ..models.checkpoint import Checkpoint
+from ..models.stored import Array
 
 
 def packable(checkpoint: Checkpoint, dtype: str) -> dict[str, Array | _native.Blocks]:

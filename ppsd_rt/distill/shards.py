@@ -25,7 +25,8 @@ from torch import Tensor
 
 from ..cpu.backend import CpuBackend
 from ..errors import PpsdError
-from ..models.checkpoint import Array, Checkpoint, read_file, save
+from ..models.checkpoint import Checkpoint, read_file, save
+from ..models.stored import Array
 from .mix import Mix
 from .prompts import FAMILY, NO_PROMPTS, Ids, Prompts
 from .samplers import NativeSampler, Sampler, States, TorchSampler

@@ -19,7 +19,7 @@ from ppsd_rt import Engine, PpsdError, _native
 from ppsd_rt.cpu.tensors import packable
 from ppsd_rt.models.checkpoint import Checkpoint, as_float32
 from ppsd_rt.models.llama import LlamaForCausalLM
-from ppsd_rt.models.uniform import Uniform
+from ppsd_rt.models.stored import Uniform
 
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
