@@ -30,6 +30,7 @@ _WORK_ALLOWANCE = 1 << 26
 _WORK_PER_INPUT = 256
 _WORK_PER_MESSAGE = 1 << 16
 _LONGEST_SOURCE = 1 << 18  # characters
+_MEND = "mend it, or give a plain prompt instead of messages"
 
 
 def special_tokens(folder: AnyFolder) -> dict[str, str]:
@@ -106,19 +107,18 @@ class ChatTemplate:
         templates, of which the one named "default" is taken, else the first. Raises PpsdError for unreadable files; a
         template of another shape keeps nobody from plain prompts, and is refused when it is rendered.
         """
-        for path, read in (
-            (folder / "chat_template.jinja", _read_jinja),
-            (folder / "tokenizer_config.json", _read_template_key),
-            (folder / "chat_template.json", _read_template_key),
-        ):
+        for name in ("chat_template.jinja", "tokenizer_config.json", "chat_template.json"):
+            path, problem = folder / name, None
             try:
-                source = read(path)
+                source = _template_key(path) if name.endswith(".json") else read_text(path)
+            except FileNotFoundError:
+                continue
             except _OfAnotherShape as error:
-                template = cls("", special_tokens(folder), origin=str(path))
-                template._problem = str(error)
-                return template
+                source, problem = "", str(error)
             if source is not None:
-                return cls(source, special_tokens(folder), origin=str(path))
+                template = cls(source, special_tokens(folder), origin=str(path))
+                template._problem = problem
+                return template
         return None
 
     def render(
@@ -142,7 +142,8 @@ class ChatTemplate:
         given = dict(template_variables or {})
         size = sum(len(message.get("content") or "") for message in chat)
         try:
-            size += len(json.dumps([given, [_others(message) for message in chat]]))
+            others = [{key: value for key, value in message.items() if key != "content"} for message in chat]
+            size += len(json.dumps([given, others]))
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"what a chat template is given must be JSON: {one_line(error)}") from None
         limit = _OUTPUT_ALLOWANCE + _OUTPUT_PER_INPUT * size
@@ -165,22 +166,13 @@ class ChatTemplate:
                     if limit < 0:
                         break
         except TooMuchWork:
-            raise PpsdError(
-                f"the chat template in {self.origin} computes without end or needs too much memory: "
-                "mend it, or give a plain prompt instead of messages"
-            ) from None
+            raise self._broken("computes without end or needs too much memory") from None
         except _Refused as error:
             raise PpsdError(f"the chat template in {self.origin} refuses the messages: {one_line(error)}") from error
         except Exception as error:  # foreign code may raise anything
-            raise PpsdError(
-                f"the chat template in {self.origin} fails ({type(error).__name__}: {one_line(error)}): "
-                "mend it, or give a plain prompt instead of messages"
-            ) from error
+            raise self._broken(f"fails ({type(error).__name__}: {one_line(error)})") from error
         if limit < 0:
-            raise PpsdError(
-                f"the chat template in {self.origin} writes without end: "
-                "mend it, or give a plain prompt instead of messages"
-            )
+            raise self._broken("writes without end")
         return "".join(pieces)
 
     @cached_property
@@ -194,20 +186,13 @@ class ChatTemplate:
                 return _environment().from_string(self.source)
         except Exception as error:  # besides TemplateSyntaxError: Python's own limits on nesting and recursion
             place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-            raise PpsdError(
-                f"the chat template in {self.origin} cannot be compiled ({one_line(error)}{place}): "
-                "mend it, or give a plain prompt instead of messages"
-            ) from error
+            raise self._broken(f"cannot be compiled ({one_line(error)}{place})") from error
+
+    def _broken(self, how: str) -> PpsdError:
+        return PpsdError(f"the chat template in {self.origin} {how}: {_MEND}")
 
 
-def _read_jinja(path: AnyFile) -> str | None:
-    try:
-        return read_text(path)
-    except FileNotFoundError:
-        return None
-
-
-def _read_template_key(path: AnyFile) -> str | None:
+def _template_key(path: AnyFile) -> str | None:
     value = read_json_object(path, missing_ok=True).get("chat_template")
     if value is None or isinstance(value, str):
         return value
@@ -220,13 +205,9 @@ def _read_template_key(path: AnyFile) -> str | None:
     if not named:
         raise _OfAnotherShape(
             f'{path}: chat_template must be a string or a list of objects with the strings "name" and "template": '
-            "mend it, or give a plain prompt instead of messages"
+            + _MEND
         )
     return named.get("default", next(iter(named.values())))
-
-
-def _others(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in message.items() if key != "content"}
 
 
 def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

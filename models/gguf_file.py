@@ -72,7 +72,8 @@ class GgufFile:
     def bad(self, problem: str) -> PpsdError:
         return PpsdError(f"{self.path}: {problem}")
 
-    def _value(self, key: str, kinds: tuple[type, ...], default: Any) -> Any:
+    def value(self, key: str, default: Any, *kinds: type) -> Any:
+        """Of one of these types. default: None: there has to be one."""
         value = self.values.get(key, default)
         if value is None:
             raise self.bad(f"the metadata lacks {key}; convert the model again with a current llama.cpp")
@@ -81,14 +82,11 @@ class GgufFile:
         return value
 
     def scalar(self, key: str, default: Any) -> Any:
-        return self._value(key, (int, float, bool), default)
-
-    def whole(self, key: str, default: int) -> int:
-        return self._value(key, (int,), default)
+        return self.value(key, default, int, float, bool)
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive number. An array stands for its number where it says the same for every layer."""
-        value = self._value(key, (int, np.ndarray), default)
+        value = self.value(key, default, int, np.ndarray)
         if isinstance(value, np.ndarray):
             if len(value) == 0 or value.dtype.kind not in "iu" or (value != value[0]).any():
                 raise self.bad(f"{key} differs from layer to layer, which is not supported")
@@ -99,7 +97,7 @@ class GgufFile:
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive number, as the shortest decimal that rounds to the same float32: 1e-05, not 9.99999974e-06."""
-        value = self._value(key, (int, float), default)
+        value = self.value(key, default, int, float)
         if not 0 < value <= _LARGEST_FLOAT32:
             raise self.bad(f"the metadata {key} = {value} is not a positive number")
         return float(str(np.float32(value)))
@@ -109,17 +107,11 @@ class GgufFile:
         return 0.0 if self.scalar(key, default) == 0 else self.number(key, default)
 
     def text(self, key: str, default: str | None = None) -> str:
-        return self._value(key, (str,), default)
-
-    def flag(self, key: str, default: bool) -> bool:
-        return self._value(key, (bool,), default)
-
-    def strings(self, key: str) -> list[str]:
-        return self._value(key, (list,), None)
+        return self.value(key, default, str)
 
     def numbers(self, key: str, count: int) -> NDArray[Any]:
         """One finite number for each of `count` tokens."""
-        value = self._value(key, (np.ndarray,), None)
+        value = self.value(key, None, np.ndarray)
         if len(value) != count:
             raise self.bad(f"{key} has {len(value)} entries for {count} tokens")
         if not np.isfinite(value).all():
@@ -128,7 +120,7 @@ class GgufFile:
 
     def token_id(self, key: str, vocabulary: int, default: int | None = None) -> int | None:
         """None, or the default, where the file names no token of the vocabulary: 2^32 - 1 is a way to say none."""
-        value = self._value(key, (int,), -1)
+        value = self.value(key, -1, int)
         if 0 <= value < vocabulary:
             return value
         return default if default is not None and default < vocabulary else None
@@ -192,13 +184,9 @@ class _Cursor:
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
-            return self._array(self.u32())
+            kind = self.u32()
+            return self.texts() if kind == _STRING else self._numbers(kind, self.count(1))
         return self._numbers(kind, 1)[0].item()
-
-    def _array(self, kind: int) -> Any:
-        if kind == _STRING:
-            return self.texts()
-        return self._numbers(kind, self.count(1))
 
     def _numbers(self, kind: int, count: int) -> NDArray[Any]:
         if kind >= len(_SCALARS) or _SCALARS[kind] is None:
@@ -213,19 +201,19 @@ def read_gguf(path: Path) -> GgufFile:
     A model may be split over NAME-00001-of-00003.gguf and so on: any part stands for all, which lie in one folder.
     """
     part = _read_file(path)
-    count = part.whole("split.count", 1)
+    count = part.value("split.count", 1, int)
     if count in (0, 1):
         return part
     parts = [part if found == path else _read_file(found) for found in _parts_of(part, count)]
     tensors: dict[str, GgufTensor] = {}
     for number, other in enumerate(parts):
-        if (other.whole("split.no", -1), other.whole("split.count", 0)) != (number, count):
+        if (other.value("split.no", -1, int), other.value("split.count", 0, int)) != (number, count):
             raise other.bad(f"this is not part {number + 1} of {count}, as its name says; fetch it again")
         for name, tensor in other.tensors.items():
             if name in tensors:
                 raise other.bad(f"the tensor {name!r} is in {tensors[name].path.name}, too; fetch the parts again")
             tensors[name] = tensor
-    announced = parts[0].whole("split.tensors.count", len(tensors))
+    announced = parts[0].value("split.tensors.count", len(tensors), int)
     if announced != len(tensors):
         raise parts[0].bad(f"{announced} tensors are announced, but the parts have {len(tensors)}; fetch them again")
     return GgufFile(parts[0].path, parts[0].values, tensors)

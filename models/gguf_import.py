@@ -4,7 +4,6 @@ import json
 import math
 import secrets
 import shutil
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PpsdError, UsageError
+from .checkpoint import safetensors_header
 from .gguf_file import GgufFile
 from .gguf_model import GgufModel, GgufWeight, check_finite, open_gguf
 from .gguf_tokenizer import generation_config
@@ -90,7 +90,7 @@ def _write_weights(model: GgufModel, folder: Path, dtype: str, progress: Progres
         name = "model.safetensors" if single else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         weight_map |= {weight.key: name for weight in shard}
         with (folder / name).open("wb") as file:
-            file.write(_safetensors_header(shard, dtype))
+            file.write(_header(shard, dtype))
             for weight in shard:
                 for values in _blocks(model.gguf, weight):
                     done += file.write(_encode(model.gguf, weight, values, dtype))
@@ -117,20 +117,14 @@ def _bytes_of(weight: GgufWeight, dtype: str) -> int:
     return math.prod(weight.tensor.shape) * _DTYPES[dtype][0]
 
 
-def _safetensors_header(weights: Sequence[GgufWeight], dtype: str) -> bytes:
-    """Length and JSON table, padded so that the data begins at a multiple of 8 bytes."""
+def _header(weights: Sequence[GgufWeight], dtype: str) -> bytes:
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for weight in weights:
         start, end = end, end + _bytes_of(weight, dtype)
-        table[weight.key] = {
-            "dtype": _DTYPES[dtype][1],
-            "shape": list(weight.tensor.shape),
-            "data_offsets": [start, end],
-        }
-    header = json.dumps(table, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return struct.pack("<Q", len(header)) + header
+        shape = list(weight.tensor.shape)
+        table[weight.key] = {"dtype": _DTYPES[dtype][1], "shape": shape, "data_offsets": [start, end]}
+    return safetensors_header(table)
 
 
 def _blocks(gguf: GgufFile, weight: GgufWeight) -> Iterator[NDArray[np.float32]]:

@@ -1,10 +1,11 @@
-"""What model a GGUF file holds: its configuration, its tokenizer, and where each weight lies.
+"""What model a GGUF file holds: its configuration, its tokenizer, its weights, mapped, and decoded when asked for.
 
 What the fields mean follows llama.cpp: its converter (`conversion/llama.py`: names, rope order, rope factors) and its
 loader (`src/models/llama.cpp`). The arithmetic of the quantised blocks is the `gguf` package's.
 """
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +16,13 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from ..errors import PpsdError
 from .config import LlamaConfig
-from .gguf_file import GgufFile, GgufTensor, read_gguf
+from .files import drop_pages
+from .gguf_file import BY_TABLE, GgufFile, GgufTensor, read_gguf
 from .gguf_tokenizer import Tokens, build_tokenizer, generation_config, read_tokens, tokenizer_config
 from .shapes import model_shapes
+from .stored import Blocks, Floats
 
 # GGUF's architecture, which is transformers' model_type: its class there; does llama.cpp rotate neighbours, where
 # Hugging Face rotates halves? What else its config.json says.
@@ -89,7 +93,7 @@ class GgufWeight:
     key: str
     head_dim: int
 
-    def decode(self, stored: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def decode(self, stored: NDArray[np.uint8]) -> Floats:
         """Whole heads as they lie in the file [rows, bytes of a row] -> in Hugging Face's order [rows, columns]."""
         values = decode(stored, self.tensor)
         if not self.head_dim:
@@ -207,7 +211,7 @@ def _read_rope_scaling(gguf: GgufFile, arch: str, head_dim: int, theta: float, c
     }
 
 
-def _read_factors(gguf: GgufFile, name: str, head_dim: int) -> NDArray[np.float32] | None:
+def _read_factors(gguf: GgufFile, name: str, head_dim: int) -> Floats | None:
     """What each rotary frequency is divided by [head_dim / 2]: GGUF stores what a formula gave, not the formula."""
     tensor = gguf.tensors.get(name)
     if tensor is None:
@@ -303,15 +307,86 @@ def open_gguf(path: Path) -> GgufModel:
     return GgufModel(gguf, raw, read_tokens(gguf, config.vocab_size), weights)
 
 
-def decode(data: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.float32]:
+def decode(data: NDArray[np.uint8], tensor: GgufTensor) -> Floats:
     """Rows of a tensor as they lie in the file, [rows, bytes of a row] -> [rows, columns]; a vector is one row."""
     with np.errstate(all="ignore"):  # a damaged scale is NaN or infinite: whoever reads the values says so
         return dequantize(data, tensor.kind).reshape(len(data), tensor.shape[-1])
 
 
-def check_finite(gguf: GgufFile, tensor: GgufTensor, values: NDArray[np.float32]) -> float:
+def check_finite(gguf: GgufFile, tensor: GgufTensor, values: Floats) -> float:
     """The largest absolute value. Raises PpsdError that names the tensor, where one is NaN or infinite."""
     largest = max(float(values.max()), -float(values.min()))
     if not math.isfinite(largest):
         raise gguf.bad(f"the tensor {tensor.name!r} holds NaN or infinite values: the file is damaged")
     return largest
+
+
+def open_tensors(path: Path) -> "GgufTensors":
+    """Raises PpsdError, one line that names the file and what is wrong with it."""
+    try:
+        return GgufTensors(open_gguf(path))
+    except OSError as error:
+        raise PpsdError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+class GgufTensors(Mapping[str, Floats]):
+    """Tensors by their Hugging Face names, in Hugging Face's row order.
+
+    Each look-up decodes a tensor to float32, a copy that belongs to the caller. It raises PpsdError that names the file
+    and the tensor, where values are NaN or infinite.
+    """
+
+    def __init__(self, model: GgufModel) -> None:
+        self.model, self._gguf = model, model.gguf
+        self._weights = {weight.key: weight for weight in model.weights}
+        paths = {weight.tensor.path for weight in model.weights}
+        self._files = {path: np.memmap(path, np.uint8, "r") for path in paths}
+
+    def __getitem__(self, name: str) -> Floats:
+        weight = self._weights[name]
+        values = weight.decode(self._stored(name)).reshape(weight.tensor.shape)
+        check_finite(self._gguf, weight.tensor, values)
+        return values.copy() if np.may_share_memory(values, self._files[weight.tensor.path]) else values
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would decode it
+        return name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    @property
+    def kinds(self) -> set[str]:
+        """llama.cpp's names of the types that are stored."""
+        return {weight.tensor.kind.name for weight in self._weights.values()}
+
+    def values_at(self, name: str, places: NDArray[np.int64]) -> Floats:
+        """The values at some places of the tensor as one long row; only the rows around them are decoded."""
+        weight = self._weights[name]
+        if len(weight.tensor.shape) == 1:
+            return self[name][places]
+        rows, columns = np.divmod(places, weight.tensor.shape[1])
+        if weight.head_dim:
+            heads, channels = np.divmod(rows, weight.head_dim)
+            second, pairs = np.divmod(channels, weight.head_dim // 2)
+            rows = heads * weight.head_dim + 2 * pairs + second
+        stored = self._stored(name)
+        values = decode(stored[rows], weight.tensor)
+        drop_pages(stored)
+        return values[np.arange(len(places)), columns]
+
+    def blocks(self) -> dict[str, Blocks]:
+        """The matrices that the C++ extension decodes, as they lie in the file."""
+        return {
+            name: Blocks(self._stored(name), weight.tensor.kind.name, weight.tensor.shape[1], weight.head_dim)
+            for name, weight in self._weights.items()
+            if len(weight.tensor.shape) == 2 and weight.tensor.kind not in BY_TABLE
+        }
+
+    def _stored(self, name: str) -> NDArray[np.uint8]:
+        """[rows, bytes of a row], in the order of the file."""
+        tensor = self._weights[name].tensor
+        size = tensor.rows * tensor.row_bytes
+        return self._files[tensor.path][tensor.start : tensor.start + size].reshape(tensor.rows, tensor.row_bytes)

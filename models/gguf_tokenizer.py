@@ -106,7 +106,7 @@ class Tokens:
 
 
 def read_tokens(gguf: GgufFile, vocabulary: int) -> Tokens:
-    texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(gguf.strings("tokenizer.ggml.tokens"))]
+    texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(gguf.value("tokenizer.ggml.tokens", None, list))]
     if len(texts) != vocabulary:
         raise gguf.bad(f"there are {len(texts)} tokens, but the embedding has {vocabulary} rows")
     if len(set(texts)) != len(texts):
@@ -118,13 +118,17 @@ def read_tokens(gguf: GgufFile, vocabulary: int) -> Tokens:
         name: gguf.token_id(f"tokenizer.ggml.{name}_token_id", len(texts), usual.get(name))
         for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
     }
-    types = _types(gguf, len(texts))
+    types = [_NORMAL] * len(texts)
+    if "tokenizer.ggml.token_type" in gguf.values:
+        types = gguf.numbers("tokenizer.ggml.token_type", len(texts)).tolist()
     stated = [token for name in ("eos", "eot", "eom") if (token := ids[name]) is not None]
     ends = list(dict.fromkeys([*stated, *_known_ends(gguf, texts)]))
     if not ends:
         raise gguf.bad("the metadata lacks tokenizer.ggml.eos_token_id: the text would have no end")
     for token in ends:
         types[token] = _CONTROL
+    # What llama.cpp does where the file does not say.
+    usually_bos = gguf.text("tokenizer.ggml.model") == "llama" or _pre_name(gguf) in ("llama3", "tekken")
     return Tokens(
         texts=texts,
         types=types,
@@ -132,17 +136,9 @@ def read_tokens(gguf: GgufFile, vocabulary: int) -> Tokens:
         eos=ends,
         unknown=ids["unknown"],
         padding=ids["padding"],
-        add_bos=gguf.flag("tokenizer.ggml.add_bos_token", _adds_bos_by_default(gguf)) and ids["bos"] is not None,
-        add_eos=gguf.flag("tokenizer.ggml.add_eos_token", False),
+        add_bos=gguf.value("tokenizer.ggml.add_bos_token", usually_bos, bool) and ids["bos"] is not None,
+        add_eos=gguf.value("tokenizer.ggml.add_eos_token", False, bool),
     )
-
-
-def _types(gguf: GgufFile, count: int) -> list[int]:
-    """Of each token; all are ordinary ones where the file does not say."""
-    if "tokenizer.ggml.token_type" not in gguf.values:
-        return [_NORMAL] * count
-    types: list[int] = gguf.numbers("tokenizer.ggml.token_type", count).tolist()
-    return types
 
 
 def _known_ends(gguf: GgufFile, texts: list[str]) -> list[int]:
@@ -160,13 +156,6 @@ def _known_ends(gguf: GgufFile, texts: list[str]) -> list[int]:
     if has & {"<|tool_response>", "<|plamo:eos|>"}:
         ends -= {ids["</s>"]} if "</s>" in ids else set()
     return sorted(ends)
-
-
-def _adds_bos_by_default(gguf: GgufFile) -> bool:
-    """What llama.cpp does where the file does not say."""
-    if gguf.text("tokenizer.ggml.model") == "llama":
-        return True
-    return _pre_name(gguf) in ("llama3", "tekken")
 
 
 def build_tokenizer(gguf: GgufFile, tokens: Tokens) -> Tokenizer:
@@ -206,19 +195,16 @@ def _byte_level_bpe(gguf: GgufFile, tokens: Tokens) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocabulary, _read_merges(gguf), ignore_merges=name in _WHOLE_WORDS))
     if gguf.text("tokenizer.ggml.pre", "") in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
+    cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False) for pattern in _RULES[name]]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*map(_split, _RULES[name]), letters])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
-
-
 def _read_merges(gguf: GgufFile) -> list[tuple[str, str]]:
     merges = []
-    for merge in gguf.strings("tokenizer.ggml.merges"):
+    for merge in gguf.value("tokenizer.ggml.merges", None, list):
         cut = merge.find(" ", 1)
         if cut < 1 or cut + 1 == len(merge):
             raise gguf.bad(f"the merge {merge!r} does not name two tokens: the file is damaged")
@@ -236,7 +222,7 @@ def _sentencepiece_bpe(gguf: GgufFile, tokens: Tokens) -> Tokenizer:
     tokenizer = Tokenizer(model)
 
     # Prepended to every stretch of text between special tokens, as sentencepiece and llama.cpp do.
-    prefix = gguf.flag("tokenizer.ggml.add_space_prefix", True)
+    prefix = gguf.value("tokenizer.ggml.add_space_prefix", True, bool)
     escape = normalizers.Replace(" ", "▁")
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), escape]) if prefix else escape
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]

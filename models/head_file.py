@@ -185,18 +185,8 @@ def save_head(
     successors: npt.NDArray[np.int32] | None = None,
 ) -> None:
     """int8: matrices as the CPU's int8 format rounds them, at half the size of bfloat16. successors: as of HeadFile."""
-    metadata = {
-        "format": FORMAT,
-        "kind": info.kind,
-        "exit_layer": str(info.exit_layer),
-        "model": info.model,
-        "model_hash": info.model_hash,
-        "draft_vocabulary": str(0 if draft_ids is None else len(draft_ids)),
-        "recipe": json.dumps(info.recipe),
-        "acceptance": json.dumps(info.acceptance),
-        "intermediate_size": str(info.intermediate_size),
-        "feedback_rank": str(info.feedback_rank),
-    }
+    metadata = {"format": FORMAT, "draft_vocabulary": str(0 if draft_ids is None else len(draft_ids))}
+    metadata |= {name: value if isinstance(value, str) else json.dumps(value) for name, value in vars(info).items()}
     if int8:
         tensors = _int8(tensors)
     integers = {"draft_ids": draft_ids, "successors": successors}
@@ -209,19 +199,11 @@ def read_info(path: Path) -> HeadInfo:
     if raw.get("format") != FORMAT:
         raise PpsdError(f"{path} is not an exit head of this version (format {raw.get('format')!r}, not {FORMAT!r})")
     try:
-        recipe, acceptance = parse_json(raw["recipe"]), parse_json(raw["acceptance"])
-        if not (isinstance(recipe, dict) and isinstance(acceptance, dict)):
+        objects = {name: parse_json(raw[name]) for name in ("recipe", "acceptance")}
+        if not all(isinstance(value, dict) for value in objects.values()):
             raise ValueError("recipe and acceptance are JSON objects")
-        return HeadInfo(
-            kind=raw["kind"],
-            exit_layer=int(raw["exit_layer"]),
-            model=raw["model"],
-            model_hash=raw["model_hash"],
-            recipe=recipe,
-            acceptance=acceptance,
-            intermediate_size=int(raw.get("intermediate_size", "0")),
-            feedback_rank=int(raw.get("feedback_rank", "0")),
-        )
+        sizes = {name: int(raw.get(name, "0")) for name in ("intermediate_size", "feedback_rank")}
+        return HeadInfo(raw["kind"], int(raw["exit_layer"]), raw["model"], raw["model_hash"], **objects, **sizes)
     except (KeyError, ValueError) as error:
         raise PpsdError(
             f"{path}: the exit head's metadata is damaged ({one_line(error)}); fetch or train it again"

@@ -11,8 +11,9 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import PpsdError
@@ -98,14 +99,13 @@ def _fetch(name: str, file: Any, advance: Callable[[int], None]) -> None:
         if blob.exists():  # another process has fetched it
             advance(file.file_size)
             return
-        with partial.open("ab") as out:
+        with _Counted(partial, advance) as out:
             if out.tell() > file.file_size:
                 out.truncate(0)
             there = out.tell()
             _refuse_full_disk(name, blob.parent, file.file_size - there)
             advance(there)
-            counted: Any = _Counted(out, advance)
-            http_get(found.location, counted, resume_size=there, headers=headers, expected_size=file.file_size)
+            http_get(found.location, out, resume_size=there, headers=headers, expected_size=file.file_size)
         if there and re.fullmatch("[0-9a-f]{64}", found.etag):
             _check_hash(partial, found.etag, file.filename)
         partial.replace(blob)
@@ -129,25 +129,20 @@ def _check_hash(path: Path, expected: str, name: str) -> None:
         raise PpsdError(f"{name} was damaged on its way (its hash differs): fetch it again")
 
 
-class _Counted:
-    """A file that tells what is written to it; bytes that are taken back count as negative."""
+class _Counted(BufferedWriter):
+    """A file that goes on, and tells what is written to it; bytes that are taken back count as negative."""
 
-    def __init__(self, file: BinaryIO, advance: Callable[[int], None]) -> None:
-        self._file, self._advance = file, advance
+    def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
+        super().__init__(FileIO(path, "ab"))
+        self._advance = advance
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any) -> int:
         self._advance(len(data))
-        return self._file.write(data)
+        return super().write(data)
 
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seek(self, place: int) -> int:
-        self._advance(place - self._file.tell())
-        return self._file.seek(place)
-
-    def truncate(self) -> int:
-        return self._file.truncate()
+    def seek(self, place: int, whence: int = 0) -> int:
+        self._advance(place - self.tell())
+        return super().seek(place, whence)
 
 
 @contextmanager

@@ -20,8 +20,10 @@ from .stored import Array, Floats, Stored, Uniform, as_float32, bfloat16_bits
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in 32 bits the value of each of eight outputs lies
 _SCALES = ("F16", "BF16", "F32")
-_SCHEMES = {"awq": ("qweight", "qzeros", "scales"), "gptq": ("qweight", "qzeros", "scales", "g_idx")}
-_PARTS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_g_idx")
+_PARTS = (
+    *("qweight", "qzeros", "scales", "g_idx"),  # of AWQ and GPTQ
+    *("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_g_idx"),
+)
 
 
 class Scheme(NamedTuple):
@@ -106,16 +108,16 @@ class QuantisedTensors(Mapping[str, Array]):
         """stored: every tensor of the folder. shapes: of the model's. Raises PpsdError for parts that are missing, or
         of another shape or dtype than the scheme says."""
         self._stored, self._shapes, self._scheme, self._where = stored, shapes, scheme, where
-        self._quantised = {name for name in shapes if name.endswith(".weight") and self._is_quantised(name)}
-        self._names = [name for name in shapes if name in self._quantised or name in stored]
-        for name in self._quantised:
+        self.quantised = {name for name in shapes if name.endswith(".weight") and self._is_quantised(name)}
+        self._names = dict.fromkeys(name for name in shapes if name in self.quantised or name in stored)
+        for name in self.quantised:
             self._read(name, slice(0, 8))  # says what does not fit
 
     def __getitem__(self, name: str) -> Array:
-        return self._rows(name, slice(0, self._shapes[name][0])) if name in self._quantised else self._stored[name].data
+        return self._rows(name, slice(0, self._shapes[name][0])) if name in self.quantised else self._stored[name].data
 
     def __contains__(self, name: object) -> bool:  # Mapping's own would decode it
-        return name in self._quantised or (name in self._shapes and name in self._stored)
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -131,17 +133,11 @@ class QuantisedTensors(Mapping[str, Array]):
     @property
     def used(self) -> set[str]:
         """The names in the file that all these are read from."""
-        parts = {
-            name.removesuffix("weight") + part for name in self._quantised for part in (*_SCHEMES["gptq"], *_PARTS)
-        }
-        return parts | set(self._shapes)
-
-    def is_quantised(self, name: str) -> bool:
-        return name in self._quantised
+        return {name.removesuffix("weight") + part for name in self.quantised for part in _PARTS} | set(self._shapes)
 
     def values_at(self, name: str, places: npt.NDArray[np.int64]) -> Array:
         """The values of a tensor at some places of it as one long row; only the rows around them are decoded."""
-        if name not in self._quantised:
+        if name not in self.quantised:
             return self[name].reshape(-1)[places]
         rows, columns = np.divmod(places, self._shapes[name][1])
         first = rows // 8 * 8
@@ -160,7 +156,7 @@ class QuantisedTensors(Mapping[str, Array]):
     def uniform(self, name: str, outputs: slice | None = None) -> Uniform | None:
         """A matrix as it is quantised, or some rows of it, from a multiple of 8 on; None where it is not, or not in
         groups of neighbouring inputs, or in fp8."""
-        if name not in self._quantised:
+        if name not in self.quantised:
             return None
         values, _ = self._read(name, outputs or slice(0, self._shapes[name][0]))
         return values if isinstance(values, Uniform) else None
@@ -168,7 +164,7 @@ class QuantisedTensors(Mapping[str, Array]):
     @property
     def four_bits(self) -> frozenset[str]:
         """The matrices whose codes have four bits at most."""
-        names = self._quantised if self._scheme.bits <= 4 else ()
+        names = self.quantised if self._scheme.bits <= 4 else ()
         return frozenset(name for name in names if name not in self._stored)  # compressed-tensors: there of 8 bits
 
     @property
@@ -178,7 +174,7 @@ class QuantisedTensors(Mapping[str, Array]):
         return frozenset(name for name, rows in some.items() if rows is not None and rows.group % 32 == 0)
 
     def _is_quantised(self, name: str) -> bool:
-        if self._scheme.method in _SCHEMES:
+        if self._scheme.method in ("awq", "gptq"):
             return name.removesuffix("weight") + "qweight" in self._stored
         stored = self._stored.get(name)
         return stored.dtype in ("I8", "F8_E4M3") if stored else f"{name}_packed" in self._stored

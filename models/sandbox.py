@@ -23,6 +23,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Cycler, Joiner, Namespace
 from jinja2.visitor import NodeTransformer
 
+from .files import inside
+
 _PER_STEP = 256  # a turn of a loop, a call
 _PER_NODE = 32  # of the syntax tree, each time that it is evaluated
 _PER_ITEM = 32  # of a list
@@ -35,18 +37,13 @@ class TooMuchWork(jinja2.TemplateError):
     """The template has used up what it was given."""
 
 
-class _Meter:
-    def __init__(self, units: int) -> None:
-        self.left = units
-
-
-_meter: ContextVar[_Meter] = ContextVar("_meter")
+_meter: ContextVar[list[int]] = ContextVar("_meter")  # of one number: the units that are left
 
 
 @contextmanager
 def metered(units: int) -> Iterator[None]:
     """Templates are compiled and rendered inside. TooMuchWork ends what would take more than so many units."""
-    token = _meter.set(_Meter(units))
+    token = _meter.set([units])
     try:
         yield
     finally:
@@ -55,14 +52,14 @@ def metered(units: int) -> Iterator[None]:
 
 def charge(units: int) -> None:
     meter = _meter.get()
-    meter.left -= units
-    if meter.left < 0:
+    meter[0] -= units
+    if meter[0] < 0:
         raise TooMuchWork("too much work")
 
 
 def _weight(value: Any) -> int:
     """What a look at all of `value` costs, which has been paid: what it holds several times counts as often."""
-    left, units = _meter.get().left, 0
+    left, units = _meter.get()[0], 0
     rest = [value]
     while rest and units <= left:
         item = rest.pop()
@@ -257,22 +254,19 @@ class _IntoTemplate(NodeTransformer):
             node.test = nodes.And(pay, node.test, lineno=node.lineno)
         return node
 
-    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+    def _visit_parts(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
         node.nodes = [n if isinstance(n, nodes.TemplateData) else _apply("!weigh", n) for n in node.nodes]
         return node
 
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        node.nodes = [_apply("!weigh", part) for part in node.nodes]
-        return node
+    visit_Output = visit_Concat = _visit_parts
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+    def _visit_compared(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
         node.expr = _apply("!weigh", node.expr)
-        for operand in node.ops:
-            operand.expr = _apply("!weigh", operand.expr)
         return node
+
+    visit_Compare = visit_Operand = _visit_compared
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
@@ -396,10 +390,6 @@ def _tojson(
     levels, level = 0, [value]
     while level and indent is not None:  # of which each indents
         levels += 1
-        level = [item for outer in level for item in _inside(outer)]
+        level = [item for outer in level for item in inside(outer)]
     charge(units * (6 + levels * (1 + max(widths))))  # six: escapes
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _inside(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()

@@ -17,17 +17,16 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import AddedToken
 
+from ..arguments import check_unicode
 from ..errors import PpsdError
 from .chat_template import ChatTemplate, special_tokens, token_content
 from .files import AnyFile, AnyFolder, HeldFolder, is_gguf, one_line, read_bytes, read_json_object, read_text, shown
-from .unicode import check_unicode
 
 if TYPE_CHECKING:
     from .gguf_model import GgufModel
@@ -57,7 +56,7 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None, gguf: GgufModel 
     tokenizer: Tokenizer
     if is_gguf(folder):
         if gguf is None:
-            from .gguf_tensors import open_tensors  # it takes packages that models in folders do without
+            from .gguf_model import open_tensors  # it takes packages that models in folders do without
 
             gguf = open_tensors(folder).model
         said = HeldFolder(folder, {"tokenizer_config.json": json.dumps(gguf.tokenizer_config()).encode()})
@@ -187,13 +186,9 @@ class IncrementalDecoder:
         return self._without_leading_spaces(self._utf8.decode(b"", final=True))
 
     def _without_leading_spaces(self, text: str) -> str:
-        while self._leading_spaces and text:
-            if text[0] != " ":
-                self._leading_spaces = 0
-                break
-            text = text[1:]
-            self._leading_spaces -= 1
-        return text
+        spaces = min(len(text) - len(text.lstrip(" ")), self._leading_spaces)
+        self._leading_spaces = 0 if len(text) > spaces else self._leading_spaces - spaces
+        return text[spaces:]
 
 
 class _JsonTokenizer(Tokenizer):
@@ -284,7 +279,9 @@ class _SentencePieceTokenizer(Tokenizer):
 
     def __init__(self, path: Path) -> None:
         folder = path.parent
-        options = _Options.read(folder / "tokenizer_config.json")
+        keys = ("legacy", "add_prefix_space", "add_bos_token", "add_eos_token")
+        legacy, prefix, bos, eos = _flags(folder / "tokenizer_config.json", *keys)
+        self._legacy = legacy is not False
         model = read_bytes(path, _MOST_BYTES)
         if _TIKTOKEN_LINE.match(model):
             raise PpsdError(
@@ -292,19 +289,18 @@ class _SentencePieceTokenizer(Tokenizer):
             )
         with _library_errors(f"cannot load {path}", f"{_DAMAGED}, or take the tokenizer.json of the same model"):
             self._whole = _processor(model)
-            self._inner = self._whole if options.legacy else _processor(model + _NO_DUMMY_PREFIX)
+            self._inner = self._whole if self._legacy else _processor(model + _NO_DUMMY_PREFIX)
             self._pieces = [self._whole.id_to_piece(id) for id in range(self._whole.get_piece_size())]
             has_prefix = self._whole.normalize("a").startswith(_METASPACE)
-        if not options.legacy and options.prefix is not None:
-            has_prefix = options.prefix
+        if not self._legacy and prefix is not None:
+            has_prefix = prefix
         self._path = path
-        self._legacy = options.legacy
-        self._prefix = " " if has_prefix and not options.legacy else ""
+        self._prefix = " " if has_prefix and not self._legacy else ""
         self._leading_spaces = int(has_prefix)
         self._load_special_tokens(folder, path)
         self._around = (
-            [self.bos_id] if options.bos and self.bos_id is not None else [],
-            [self.eos_id] if options.eos and self.eos_id is not None else [],
+            [self.bos_id] if bos is not False and self.bos_id is not None else [],
+            [self.eos_id] if eos and self.eos_id is not None else [],
         )
         self._bytes = [self._bytes_of(id, piece) for id, piece in enumerate(self._pieces)]
         self.chat_template = ChatTemplate.from_folder(folder)
@@ -397,31 +393,13 @@ def _processor(model: bytes) -> Any:
     return processor
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What tokenizer_config.json says about a SentencePiece model."""
-
-    legacy: bool
-    prefix: bool | None
-    bos: bool
-    eos: bool
-
-    @classmethod
-    def read(cls, path: Path) -> _Options:
-        config = read_json_object(path, missing_ok=True)
-
-        def flag(key: str) -> bool | None:
-            value = config.get(key)
-            if value is not None and not isinstance(value, bool):
-                raise PpsdError(f"{path}: {key} must be true, false or null, not {shown(value)}")
-            return value
-
-        return cls(
-            legacy=flag("legacy") is not False,
-            prefix=flag("add_prefix_space"),
-            bos=flag("add_bos_token") is not False,
-            eos=flag("add_eos_token") is True,
-        )
+def _flags(path: Path, *keys: str) -> list[bool | None]:
+    """What tokenizer_config.json says of each; None: nothing."""
+    config = read_json_object(path, missing_ok=True)
+    for key in keys:
+        if not isinstance(config.get(key), bool | None):
+            raise PpsdError(f"{path}: {key} must be true, false or null, not {shown(config[key])}")
+    return [config.get(key) for key in keys]
 
 
 def _added_tokens(folder: AnyFolder) -> dict[int, AddedToken]:

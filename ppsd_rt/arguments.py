@@ -1,4 +1,4 @@
-"""What callers may give for a number: Python's own and numpy's, but no truth values and no digits as text."""
+"""What callers may give for a number (Python's own and numpy's, no truth values, no digits as text) and for a text."""
 
 from numbers import Real
 from operator import index
@@ -26,3 +26,14 @@ def real_number(name: str, value: Any) -> float:
         return float(value)
     except OverflowError:
         raise UsageError(f"{name} is too large: {quoted(value)}") from None
+
+
+def check_unicode(text: str, name: str = "the text") -> None:
+    """UsageError, which begins with `name`, for a text with a lone surrogate: half a character, or an unread byte."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{name} is not valid Unicode: character {error.start + 1} is a lone surrogate "
+            f"(U+{ord(text[error.start]):04X}); give it as UTF-8"
+        ) from None

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import WeakSet
 
-from .arguments import whole_number
+from .arguments import check_unicode, whole_number
 from .async_generation import AsyncGeneration
 from .backend import Backend, RunOptions
 from .backends import check_machine, make_backend
@@ -23,7 +23,6 @@ from .models.config import LlamaConfig
 from .models.head_file import EAGLE3, HeadFile, HeadInfo
 from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
-from .models.unicode import check_unicode
 from .pipeline.rounds import Logprob
 from .pipeline.schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
 from .printable import quoted

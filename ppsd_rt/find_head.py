@@ -6,7 +6,7 @@ import re
 from .errors import PpsdError, UsageError
 from .models.checkpoint import Checkpoint
 from .models.eagle3 import Eagle3File
-from .models.files import one_line, read_json_object
+from .models.files import read_json_object, shown
 from .models.head_file import HeadFile, find_shipped
 from .models.resolve import resolve_head
 
@@ -23,7 +23,7 @@ def find_head(name: str, checkpoint: Checkpoint) -> HeadFile | None:
     if name.startswith("norm:") and not os.path.exists(name):
         words = re.fullmatch(r"norm:(\d{1,18})(?::(\d{1,18}))?", name, re.ASCII)
         if words is None:
-            raise UsageError(f"exit head {one_line(repr(name))} is not understood; write norm:LAYER, as in norm:6")
+            raise UsageError(f"exit head {shown(name)} is not understood; write norm:LAYER, as in norm:6")
         return HeadFile.norm(int(words[1]), checkpoint, int(words[2]) if words[2] else None)
     if not name:
         raise UsageError("the exit head's name is empty; write a file, a folder, auto, norm:LAYER or none")
@@ -38,5 +38,5 @@ def _trained_exit(checkpoint: Checkpoint) -> HeadFile | None:
     if layer is None:
         return None
     if type(layer) is not int:
-        raise PpsdError(f"{path}: assistant_early_exit must be a layer, not {one_line(repr(layer))}")
+        raise PpsdError(f"{path}: assistant_early_exit must be a layer, not {shown(layer)}")
     return HeadFile.norm(layer, checkpoint)

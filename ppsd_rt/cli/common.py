@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..arguments import check_unicode
 from ..backends import most_threads
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..generation import Completion, Prompt
 from ..models.files import read_text
-from ..models.unicode import check_unicode
 from ..printable import printable, quoted
 from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams

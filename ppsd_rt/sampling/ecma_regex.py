@@ -100,6 +100,11 @@ class _Parser:
             return True
         return False
 
+    def _match(self, rule: str) -> "re.Match[str] | None":
+        found = re.compile(rule).match(self._text, self._at)
+        self._at = found.end() if found else self._at
+        return found
+
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
 
@@ -139,10 +144,9 @@ class _Parser:
         elif self._next("+"):
             least = 1
         elif self._next("{"):
-            found = re.compile(r"([0-9]{1,9})(,?)([0-9]{0,9})\}").match(self._text, self._at)
+            found = self._match(r"([0-9]{1,9})(,?)([0-9]{0,9})\}")
             if not found or (found[3] and not found[2]):
                 raise Unheld("a brace that is no {n}, {n,} or {n,m}: write \\{")
-            self._at = found.end()
             least = int(found[1])
             most = int(found[3]) if found[3] else None if found[2] else least
             if max(least, most or 0) > _MOST_TIMES or (most is not None and most < least):
@@ -173,14 +177,9 @@ class _Parser:
         return Set(((ord(character), ord(character)),))
 
     def _group(self, depth: int) -> Any:
-        look = None
-        for begin in ("?=", "?!", "?<=", "?<!"):
-            if self._next(begin):
-                look = begin
-        if look is None and not self._next("?:") and self._next("?"):
-            if not (found := re.compile(r"<[^\W\d]\w*>").match(self._text, self._at)):
-                raise Unheld("a group begins as none of ECMA-262 does")
-            self._at = found.end()
+        look = next((begin for begin in ("?=", "?!", "?<=", "?<!") if self._next(begin)), None)
+        if look is None and not self._next("?:") and self._next("?") and not self._match(r"<[^\W\d]\w*>"):
+            raise Unheld("a group begins as none of ECMA-262 does")
         negative = look in ("?!", "?<!")
         self._wide ^= negative
         inner = self._alternatives(depth + 1)
@@ -193,7 +192,7 @@ class _Parser:
         kind = self._peek()
         if kind and kind in "bB":
             raise Unheld(f"a word's edge, \\{kind}")
-        if kind and (kind in "123456789k"):
+        if kind and kind in "123456789k":
             raise Unheld("a reference back")
         return Set(self._characters(False))
 
@@ -206,11 +205,10 @@ class _Parser:
             found = _most(small) if wide else {"d": _DIGIT, "w": _WORD, "s": _SPACE}[small]
             return found if kind.islower() else others(found)
         if kind in "pP":
-            named = re.compile(r"\{(?:(?:General_Category|gc)=)?([A-Z][A-Za-z_]*)\}").match(self._text, self._at)
+            named = self._match(r"\{(?:(?:General_Category|gc)=)?([A-Z][A-Za-z_]*)\}")
             name = _LONG.get(named[1], named[1]) if named else ""
             if not named or not _CATEGORIES.fullmatch(name):
                 raise Unheld(r"a property other than a general category such as \p{L}")
-            self._at = named.end()
             return categories(name) if kind == "p" else others(categories(name))
         code = self._code(kind)
         return ((code, code),)
@@ -239,10 +237,9 @@ class _Parser:
         return ord(kind)
 
     def _hex(self, kind: str) -> int:
-        rule = r"[0-9a-fA-F]{2}" if kind == "x" else r"[0-9a-fA-F]{4}|\{[0-9a-fA-F]{1,8}\}"
-        if not (found := re.compile(rule).match(self._text, self._at)):
+        found = self._match(r"[0-9a-fA-F]{2}" if kind == "x" else r"[0-9a-fA-F]{4}|\{[0-9a-fA-F]{1,8}\}")
+        if not found:
             raise Unheld(f"an escape \\{kind} without its digits")
-        self._at = found.end()
         code = int(found[0].strip("{}"), 16)
         if code > _LAST:
             raise Unheld("a character beyond Unicode")
@@ -264,11 +261,9 @@ class _Parser:
 
     def _member(self, negated: bool) -> Ranges:
         character = self._take()
-        if character == "\\":
-            if self._next("b"):
-                return ((8, 8),)
-            return self._characters(negated)
-        return ((ord(character), ord(character)),)
+        if character != "\\":
+            return ((ord(character), ord(character)),)
+        return ((8, 8),) if self._next("b") else self._characters(negated)
 
 
 _CATEGORIES = re.compile("L[ultmo]?|M[nce]?|N[dlo]?|P[cdseifo]?|S[mcko]?|Z[slp]?|C[cf]")

@@ -71,9 +71,9 @@ class Grammar:
         numbers and white space have an end where the schema gives them none.
         """
         if isinstance(schema, str):
-            schema = cls("json_schema", schema).schema() if not strict or not bounded else schema
-        if isinstance(schema, str):
-            return cls("json_schema", schema)
+            if strict and bounded:
+                return cls("json_schema", schema)
+            schema = cls("json_schema", schema).schema()
         if isinstance(schema, Mapping):
             options = {"lenient": not strict, "unbounded": not bounded}
             schema = {**schema, **({OPTIONS: options} if any(options.values()) else {})}

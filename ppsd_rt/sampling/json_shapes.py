@@ -111,9 +111,8 @@ class Shapes(ABC):
         if some == [ANY]:
             return others
         found = [made for a in some for b in others if (made := self._both(a, b)) is not None]
-        found = (
-            list(dict.fromkeys(found)) if all(shape.values is None and not shape.barred for shape in found) else found
-        )
+        if all(shape.values is None and not shape.barred for shape in found):
+            found = list(dict.fromkeys(found))
         if len(found) > _MOST:
             raise ValueError(f"{place or 'the root'} has too many combinations")
         return found
@@ -317,7 +316,7 @@ class Shapes(ABC):
         for shape in self.shapes(schemas):
             values = shape.values
             if values is None and shape.types <= {"null", "boolean"}:
-                values = tuple(one for one in (None, False, True))
+                values = (None, False, True)
             if values is None:
                 return None
             found += [v for v in values if self._fits(v, shape) and not any(same(v, other) for other in found)]

@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ..arguments import check_unicode
 from ..errors import UsageError
 from ..models.tokenizer import Tokenizer
-from ..models.unicode import check_unicode
 from .requests import Json, Message
 from .tools import MISTRAL, MISTRAL_11, Syntax, Tools, syntax_of
 
