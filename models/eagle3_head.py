@@ -11,24 +11,20 @@ from torch import Tensor, nn
 from ..errors import PpsdError
 from .eagle3 import Eagle3Config, Eagle3File
 from .head_file import HeadInfo
-from .llama import MLP, Attend, Attention, DecoderLayer, Linear, RMSNorm, from_numpy
+from .llama import Attend, DecoderLayer, Linear, RMSNorm, from_numpy
 
 
-class Eagle3Layer(nn.Module):
-    """The first of the head's layers: a decoder layer whose attention reads the embedding and the feature."""
+class Eagle3Layer(DecoderLayer):
+    """The first of the head's layers: its attention reads the embedding and the feature."""
 
     def __init__(self, eagle: Eagle3Config) -> None:
-        super().__init__()
         config = eagle.layer
+        super().__init__(config, 0)
         self.norm_before_residual = eagle.norm_before_residual
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, 0)
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         for name, outputs in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
             setattr(self.self_attn, name, Linear(2 * config.hidden_size, outputs, config.attention_bias))
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:  # [..., rows, 2 * hidden] -> [..., rows, hidden]
         embedding, feature = x.chunk(2, dim=-1)

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ..errors import PpsdError
-from .config import LlamaConfig
+from .config import LlamaConfig, RopeScaling
 from .files import drop_pages
 from .gguf_file import BY_TABLE, GgufFile, GgufTensor, read_gguf
 from .gguf_tokenizer import Tokens, build_tokenizer, generation_config, read_tokens, tokenizer_config
+from .rotary import llama3_frequencies
 from .shapes import model_shapes
 from .stored import Blocks, Floats
 
@@ -64,7 +65,8 @@ _NEUTRAL: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 
 _YARN_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 
-# The published settings: Llama 3.1 (8B to 405B, and 3.3) and Llama 3.2 (1B, 3B).
+# The published settings: Llama 3.1 (8B to 405B, and 3.3) and Llama 3.2 (1B, 3B). All but the factor are RopeScaling's
+# defaults.
 _LLAMA3_ROPE = tuple(
     {
         "rope_type": "llama3",
@@ -197,7 +199,9 @@ def _read_rope_scaling(gguf: GgufFile, arch: str, head_dim: int, theta: float, c
         if short is None or (short == 1.0).all():
             return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
         for setting in _LLAMA3_ROPE if factor == 1.0 else ():
-            if np.allclose(short, _llama3_factors(head_dim, theta, setting), rtol=1e-3, atol=0.0):
+            plainly = np.float32(theta) ** -(np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim))
+            stretched = llama3_frequencies(plainly, RopeScaling("llama3", setting["factor"]))
+            if np.allclose(short, plainly / stretched, rtol=1e-3, atol=0.0):
                 return setting
     plain = np.ones(head_dim // 2, np.float32)
     scaled = [(plain if factors is None else factors) * np.float32(factor) for factors in (short, long)]
@@ -222,15 +226,6 @@ def _read_factors(gguf: GgufFile, name: str, head_dim: int) -> Floats | None:
     if not (np.isfinite(factors) & (factors > 0)).all():
         raise gguf.bad(f"{name} holds factors that are not positive numbers: the file is damaged")
     return factors
-
-
-def _llama3_factors(head_dim: int, theta: float, setting: dict[str, Any]) -> NDArray[np.float64]:
-    """What each rotary frequency is divided by: [head_dim / 2]. Source: `generate_extra_tensors` of the converter."""
-    low, high = setting["low_freq_factor"], setting["high_freq_factor"]
-    frequencies = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    turns = setting["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return 1.0 / ((1.0 - smooth) / setting["factor"] + smooth)
 
 
 def _tensor(gguf: GgufFile, name: str) -> GgufTensor:

@@ -28,7 +28,7 @@ def inverse_frequencies(config: LlamaConfig, length: int = 0) -> Float32:
     if scaling.kind == "linear":
         return frequencies / np.float32(scaling.factor)
     if scaling.kind == "llama3":
-        return _llama3(frequencies, scaling)
+        return llama3_frequencies(frequencies, scaling)
     if scaling.kind == "yarn":
         return _yarn(frequencies, config, scaling)
     long = length > scaling.original_max_position_embeddings
@@ -49,7 +49,7 @@ def _dynamic_theta(theta: float, size: int, scaling: RopeScaling, length: int) -
     return theta * math.pow(factor * max(length, original) / original - (factor - 1), size / (size - 2))
 
 
-def _llama3(frequencies: Float32, scaling: RopeScaling) -> Float32:
+def llama3_frequencies(frequencies: Float32, scaling: RopeScaling) -> Float32:
     """Long wavelengths are stretched by `factor`, short ones kept, those between blended (Llama 3.1 reference code)."""
     context = scaling.original_max_position_embeddings
     wavelengths = 2 * math.pi / frequencies
