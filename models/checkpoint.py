@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save as serialize
 
 from ..errors import PpsdError
 from .config import LlamaConfig
@@ -38,6 +37,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _FLOATS: dict[str, type] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _DTYPES: dict[str, type] = {**_FLOATS, "I8": np.int8, "I32": np.int32, "F8_E4M3": np.uint8}
+_CODES = {np.dtype(kind): name for name, kind in _DTYPES.items() if name != "F8_E4M3"}
 _LOG = logging.getLogger(__name__)
 _NAMES = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
 
@@ -263,26 +263,23 @@ def save(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) 
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(_serialize(tensors, metadata))
+        # The widest numbers first, so that all are aligned.
+        parts = dict(sorted(tensors.items(), key=lambda part: (-part[1].itemsize, part[0])))
+        header = {name: (_CODES[part.dtype], part.shape, part.nbytes) for name, part in parts.items()}
+        data = [np.ascontiguousarray(part).tobytes() for part in parts.values()]
+        unfinished.write_bytes(b"".join([safetensors_header(header, metadata), *data]))
         unfinished.replace(path)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise PpsdError(f"cannot write {path}: {error}") from None
 
 
-def _serialize(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
-    dense = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    written = serialize(dense, dict(metadata))
-    # The library's numpy front end does not know bfloat16; in the file it is another name for the same two bytes.
-    length = int.from_bytes(written[:8], "little")
-    header = json.loads(written[8 : 8 + length])
-    for name, tensor in dense.items():
-        if tensor.dtype == np.uint16:
-            header[name]["dtype"] = "BF16"
-    return safetensors_header(header) + written[8 + length :]
-
-
-def safetensors_header(table: Mapping[str, Any]) -> bytes:
-    """Length and JSON table, padded so that the data begins at a multiple of 8 bytes."""
+def safetensors_header(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
+    """Of a file with these tensors one after the other. tensors: dtype, shape and size in bytes of each."""
+    table: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, (dtype, shape, size) in tensors.items():
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
     text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8 bytes
     return len(text).to_bytes(8, "little") + text

