@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from ..errors import PpsdError
@@ -132,16 +131,13 @@ class Checkpoint:
         digest = hashlib.sha256()
         for name, shape in sorted(model_shapes(self.config).items()):
             places = np.arange(16) * (math.prod(shape) - 1) // 15
-            values = self._values_at(name, places)
+            if self._opened is not None:
+                values = self._opened.values_at(name, places)
+            else:
+                values = self.tensors[name].reshape(-1)[places]
+                drop_pages(self.tensors[name])
             digest.update(json.dumps([name, list(shape)]).encode() + bfloat16_bits(as_float32(values)).tobytes())
         return digest.hexdigest()[:16]
-
-    def _values_at(self, name: str, places: npt.NDArray[np.int64]) -> Array:
-        if self._opened is not None:
-            return self._opened.values_at(name, places)
-        values = self.tensors[name].reshape(-1)[places]
-        drop_pages(self.tensors[name])
-        return values
 
 
 def read_folder(folder: Path) -> dict[str, Stored]:

@@ -5,7 +5,6 @@ The layouts are those of AutoAWQ (`gemm`), gptqmodel (`gptq`, `gptq_v2`), compre
 also rounds what flows between the layers (W8A8), that stays as it is.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,8 +87,8 @@ def _weights(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _bits(settings: Mapping[str, Any]) -> Any:
     """Which all groups share; None: they differ."""
-    found = {json.dumps(weights.get("num_bits")) for weights in _weights(settings)}
-    return json.loads(found.pop()) if len(found) == 1 else None
+    first, *others = [weights.get("num_bits") for weights in _weights(settings)]
+    return first if all(bits == first for bits in others) else None
 
 
 def _block(sizes: Any) -> tuple[int, int] | None:

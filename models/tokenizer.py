@@ -131,6 +131,19 @@ class Tokenizer(ABC):
         """What a token stands for inside a text, special tokens included; nothing for an id outside the vocabulary."""
         return self._piece(id, False) or b""
 
+    def _id_of(self, token: str | None) -> int | None:
+        return None if token is None else self.token_to_id(token)
+
+    def _end_of(self, names: dict[str, str], path: AnyFile) -> int | None:
+        """The id of a folder's eos_token. PpsdError where that is no token."""
+        token = names.get("eos_token")
+        if token is not None and self.token_to_id(token) is None:
+            raise PpsdError(
+                f"the eos_token {one_line(token)!r} is not in the vocabulary of {path}, so answers would never end: "
+                "correct it in tokenizer_config.json"
+            )
+        return self._id_of(token)
+
     @abstractmethod
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 
@@ -216,15 +229,15 @@ class _JsonTokenizer(Tokenizer):
         self._pieces: dict[tuple[int, bool], bytes] = {}  # that have been asked for
         names = special_tokens(folder)
         if all(token.content != names.get("eos_token") for token in _added_tokens(folder).values()):
-            _eos_id(self.token_to_id, names.get("eos_token"), path)  # before it gets an id like the others
+            self._end_of(names, path)  # before it gets an id like the others
         self._add_tokens(folder, names)
         known = self._tokenizer.get_added_tokens_decoder()
         special = {token.content for token in known.values() if token.special}
         # A token that one file calls special stays so, whatever another one says.
         special |= {token.content for token in added.values() if token.special}
         self.vocab_size = max(self.base_size, *(id + 1 for id in known), 0)
-        self.bos_id = _named_id(self.token_to_id, names.get("bos_token"))
-        self.eos_id = _named_id(self.token_to_id, names.get("eos_token"))
+        self.bos_id = self._id_of(names.get("bos_token"))
+        self.eos_id = self._id_of(names.get("eos_token"))
         ends = [self.bos_id, self.eos_id]
         self.special_ids = frozenset(id for id in [*map(self.token_to_id, special), *ends] if id is not None)
         self.chat_template = ChatTemplate.from_folder(folder)
@@ -315,8 +328,8 @@ class _SentencePieceTokenizer(Tokenizer):
         flagged = [id for id, token in self._added.items() if token.special]
         named = [id for id in map(self.token_to_id, _all_special(folder, names)) if id is not None]
         self.special_ids = frozenset(control + flagged + named)
-        self.bos_id = _named_id(self.token_to_id, names.get("bos_token"))
-        self.eos_id = _eos_id(self.token_to_id, names.get("eos_token"), path)
+        self.bos_id = self._id_of(names.get("bos_token"))
+        self.eos_id = self._end_of(names, path)
         if self.bos_id is None and self._whole.bos_id() >= 0:
             self.bos_id = self._whole.bos_id()
         if self.eos_id is None and self._whole.eos_id() >= 0:
@@ -445,20 +458,6 @@ def _all_special(folder: AnyFolder, names: dict[str, str]) -> list[str]:
             contents = extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else ()
             texts += [content for content in map(token_content, contents) if content is not None]
     return list(dict.fromkeys(texts))
-
-
-def _named_id(token_to_id: Callable[[str], int | None], token: str | None) -> int | None:
-    return None if token is None else token_to_id(token)
-
-
-def _eos_id(token_to_id: Callable[[str], int | None], token: str | None, path: AnyFile) -> int | None:
-    id = _named_id(token_to_id, token)
-    if token is not None and id is None:
-        raise PpsdError(
-            f"the eos_token {one_line(token)!r} is not in the vocabulary of {path}, so answers would never end: "
-            "correct it in tokenizer_config.json"
-        )
-    return id
 
 
 @contextmanager

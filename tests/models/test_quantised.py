@@ -218,7 +218,7 @@ def test_awq(tmp_path: Path) -> None:
         assert isinstance(uniform, Uniform)
         assert dequantised(uniform).tobytes() == values.tobytes()  # without the rounding to float16
     name, places = "model.layers.1.mlp.up_proj.weight", np.array([0, 65, 6143])
-    assert checkpoint._values_at(name, places).tolist() == checkpoint.tensors[name].reshape(-1)[places].tolist()
+    assert checkpoint._opened.values_at(name, places).tolist() == checkpoint.tensors[name].reshape(-1)[places].tolist()
 
 
 # -- four bits, kept ---------------------------------------------------------------------------------------------------
