@@ -67,7 +67,7 @@ _YARN_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 # The published settings: Llama 3.1 (8B to 405B, and 3.3) and Llama 3.2 (1B, 3B). All but the factor are RopeScaling's
 # defaults.
-_LLAMA3_ROPE = tuple(
+_LLAMA3_ROPE: tuple[dict[str, Any], ...] = tuple(
     {
         "rope_type": "llama3",
         "factor": factor,

@@ -202,7 +202,7 @@ def read_info(path: Path) -> HeadInfo:
         objects = {name: parse_json(raw[name]) for name in ("recipe", "acceptance")}
         if not all(isinstance(value, dict) for value in objects.values()):
             raise ValueError("recipe and acceptance are JSON objects")
-        sizes = {name: int(raw.get(name, "0")) for name in ("intermediate_size", "feedback_rank")}
+        sizes: dict[str, Any] = {name: int(raw.get(name, "0")) for name in ("intermediate_size", "feedback_rank")}
         return HeadInfo(raw["kind"], int(raw["exit_layer"]), raw["model"], raw["model_hash"], **objects, **sizes)
     except (KeyError, ValueError) as error:
         raise PpsdError(

@@ -138,7 +138,9 @@ class LlamaForCausalLM(nn.Module):
     def tie(self) -> None:
         """Share the embedding with the LM head where the configuration says so (again after loading)."""
         if self.config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
+            weight = self.model.embed_tokens.weight
+            assert isinstance(weight, nn.Parameter)  # which torch's annotation does not say
+            self.lm_head.weight = weight
 
     def forward_batch(self, ids: Tensor, rope: Rope, keep: Iterable[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
         """Whole sequences at once, causally: the ordinary forward pass, for training, scoring and tests.
