@@ -346,6 +346,8 @@ class Reader(Shapes):
                 made += each if keyword == "allOf" else [{"allOf": each}]
             elif keyword == "not":
                 made.append(value)
+            elif keyword == "items" and not isinstance(value, list):
+                made.append({"type": "array", "contains": {"not": value}})
             elif keyword == "$ref":
                 made.append(self._negated(self._resolved(at, keyword), depth + 1))
             elif keyword == "properties":
@@ -389,20 +391,13 @@ _NEGATED: dict[str, Callable[[Any], list[Any]]] = {
     "maximum": lambda n: [{"type": "number", "exclusiveMinimum": n}],
     "exclusiveMinimum": lambda n: [{"type": "number", "maximum": n}],
     "exclusiveMaximum": lambda n: [{"type": "number", "minimum": n}],
-    "items": lambda one: (
-        [{"type": "array", "contains": {"not": one}}] if not isinstance(one, list) else _refuse("items")
-    ),
 }
 _KEYWORDS = {
     *("$dynamicRef", "$recursiveRef", "additionalItems", "additionalProperties", "contains", "dependencies"),
     *("dependentRequired", "dependentSchemas", "else", "format", "if", "maxContains", "minContains", "multipleOf"),
-    *("oneOf", "patternProperties", "prefixItems", "propertyNames", "then", "unevaluatedItems", "uniqueItems"),
+    *("items", "oneOf", "patternProperties", "prefixItems", "propertyNames", "then", "unevaluatedItems", "uniqueItems"),
     "unevaluatedProperties",
 }
-
-
-def _refuse(keyword: str) -> list[Any]:
-    raise _Unheld(f"a negation of {keyword}")
 
 
 def _unquoted(pointer: str) -> str:
