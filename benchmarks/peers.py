@@ -34,7 +34,7 @@ from ppsd_rt import _native
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.lab.bench.report import Report, columns, medians
 from ppsd_rt.lab.bench.spread import Bandwidth, Spread, take_turns
-from ppsd_rt.lab.cli.bench import evaluation_text, print_with_summary, run_facts
+from ppsd_rt.lab.cli.bench import evaluation_text, print_report, run_facts
 from ppsd_rt.lab.cli.eval import COLUMNS as EVALUATION_COLUMNS
 from ppsd_rt.lab.cli.eval import evaluate, windows
 from ppsd_rt.lab.cli.options import list_of, positive
@@ -141,6 +141,13 @@ class Case:
     def group(self) -> tuple[int, int, int]:
         """Cases that differ in nothing but the engine."""
         return self.worker.threads, len(self.prompt), self.tokens
+
+
+def print_with_summary(report: Report, output: str) -> None:
+    """As programs want it: the last line of standard output is one JSON object, but for CSV."""
+    print_report(report, output)
+    if output in ("table", "md"):
+        print(report.summary_line(), flush=True)
 
 
 def main() -> int:

@@ -39,14 +39,14 @@ import httpx2
 import numpy as np
 from export_gguf import FORMATS
 from peer_worker import LLAMA_SERVER as SERVER
-from peers import FILE, model_for
+from peers import FILE, model_for, print_with_summary
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.generation import Committed
 from ppsd_rt.lab.bench.report import Report, columns, medians
 from ppsd_rt.lab.bench.spread import Spread, take_turns
-from ppsd_rt.lab.cli.bench import print_with_summary, run_facts
+from ppsd_rt.lab.cli.bench import run_facts
 from ppsd_rt.lab.cli.options import list_of, positive
 from ppsd_rt.lab.cli.prompt_files import read_prompts
 

@@ -1,6 +1,7 @@
 """Made-up stage costs, and rounds as they would come, for tests of the planner: no clock and no model."""
 
 import random
+from collections.abc import Sequence
 
 from ppsd_rt import _native
 from ppsd_rt._native import Costs, StageCosts
@@ -14,6 +15,29 @@ def costs(draft: float = DRAFT, overlapped: bool = False, slow: float = 2.0) -> 
     turns = StageCosts(ROW, draft, tuple(verify))
     beside = StageCosts(slow * ROW, slow * draft, tuple(slow * v for v in verify))
     return Costs(turns, beside if overlapped else None)
+
+
+def table(fixed: float, row: float = 0.0) -> tuple[float, ...]:
+    """Seconds of a pass over 1 to 16 rows that costs `fixed + row * rows`: on a memory-bound device `row` is small."""
+    return tuple(fixed + row * rows for rows in range(1, 17))
+
+
+def stage_costs(
+    step: Sequence[float],
+    head: float,
+    verify: Sequence[Sequence[float]],
+    links: float = 0.0,
+    link_row: float = 0.0,
+    interference: float = 1.0,
+) -> StageCosts:
+    """step, verify: by rows, as `table` gives them; head: the exit head, each time a draft token is drawn."""
+    slower = {"draft_interference": interference, "verify_interference": interference}
+    return StageCosts(step, step[0] + head, verify, links=links, link_row=link_row, **slower)
+
+
+def equal_stages(stages: int, links: float = 0.0) -> StageCosts:
+    """Devices, the draft stage among them, that each take an equal part of a plain token's second."""
+    return stage_costs(table(1 / stages), 0.0, (table(1 / stages),) * (stages - 1), links)
 
 
 def planner(costs: Costs, prior: float = 0.4) -> _native.Planner:

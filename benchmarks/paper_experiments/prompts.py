@@ -12,7 +12,7 @@ from typing import Any
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
-from ppsd_rt.lab.simulate import equal_stages, simulate
+from ppsd_rt.lab.simulate import costs_of_stages, growth, simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
 
 from .experiment import Experiment, Found, Parts, given, interval, markdown
@@ -101,7 +101,7 @@ def over_stages(rows: Sequence[dict[str, Any]]) -> float:
     sums = [[sum(row["by_place"][place][i] for row in rows) for i in (0, 1)] for place in range(PLACES)]
     known = next((place for place, (_, judged) in enumerate(sums) if judged < FEW), PLACES)
     acceptance = [right / judged for right, judged in sums[: max(known, 1)]]  # later places are like the last one
-    costs = equal_stages(STAGES, 0.0005, 0.001, 0.16, 0.02)
+    costs = costs_of_stages([0.16 / STAGES] * STAGES, 0.0005, growth(0.02), 0.001)
     return simulate(parse_schedule("ppsd"), costs, acceptance, 5000).tokens_per_second * costs.plain_step
 
 

@@ -5,7 +5,7 @@ import base64
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..backend import RunOptions
@@ -46,6 +46,8 @@ def converse(
     if engine.tokenizer.chat_template is None:
         raise PpsdError(f"{args.model} has no chat template; --chat needs one")
     typed = chat.on_terminal()
+    if args.system is not None:
+        check_text(args.system, "--system")
     conversation = _Conversation(engine, params, schedule, args.system, options, answer, typed)
     if typed:
         note("/help shows what can be typed; Ctrl-C stops an answer; Ctrl-D ends")
@@ -74,30 +76,23 @@ class _Ended(Exception):
     """By a signal that ends the command."""
 
 
+@dataclass
 class _Conversation:
-    def __init__(
-        self,
-        engine: Engine,
-        params: SamplingParams,
-        schedule: Schedule | Auto,
-        system: str | None,
-        options: Callable[[], RunOptions],
-        answer: Callable[[Generation], bool],
-        typed: bool,
-    ) -> None:
-        self._engine, self._params, self._schedule = engine, params, schedule
-        self._options, self._show, self._typed = options, answer, typed
-        self._system = system
-        self._turns: Messages = []
-        self._file = ""  # for the next turn
-        self._last: Completion | None = None
-        if system is not None:
-            check_text(system, "--system")
+    engine: Engine
+    params: SamplingParams
+    schedule: Schedule | Auto
+    system: str | None
+    options: Callable[[], RunOptions]
+    show: Callable[[Generation], bool]
+    typed: bool
+    turns: Messages = field(default_factory=list)
+    file: str = ""  # for the next turn
+    last: Completion | None = None
 
     def ask(self, text: str) -> None:
-        text = f"{text}\n\n{self._file}" if self._file else text
-        self._answer([*self._turns, {"role": "user", "content": text}])
-        self._file = ""
+        text = f"{text}\n\n{self.file}" if self.file else text
+        self._answer([*self.turns, {"role": "user", "content": text}])
+        self.file = ""
 
     def _answer(self, turns: Messages) -> None:
         """turns: the last is the user's. PpsdError: nothing is answered, and the conversation stays as it is."""
@@ -106,30 +101,30 @@ class _Conversation:
         except ContextFull:
             turns = self._shortened(turns)
             generation = self._begin(turns)
-        finished = self._show(generation)
-        self._last = generation.completion
-        self._turns = [*turns, {"role": "assistant", "content": self._last.text}]
+        finished = self.show(generation)
+        self.last = generation.completion
+        self.turns = [*turns, {"role": "assistant", "content": self.last.text}]
         if not finished and not signals.resume():
             raise _Ended
 
     def _begin(self, turns: Messages) -> Generation:
-        return self._engine.generate(self._messages(turns), self._params, self._schedule, self._options())
+        return self.engine.generate(self._messages(turns), self.params, self.schedule, self.options())
 
     def _messages(self, turns: Messages) -> Messages:
-        return turns if self._system is None else [{"role": "system", "content": self._system}, *turns]
+        return turns if self.system is None else [{"role": "system", "content": self.system}, *turns]
 
     def _shortened(self, turns: Messages) -> Messages:
         """Without the oldest turns, if that helps and the user agrees. ContextFull if not."""
-        context = self._engine.config.max_position_embeddings
+        context = self.engine.config.max_position_embeddings
         users = [place for place, turn in enumerate(turns) if turn["role"] == "user"]
         for place in users[1:]:
             try:
-                fits = len(self._engine.encode(self._messages(turns[place:]))) <= context * (1 - ROOM)
+                fits = len(self.engine.encode(self._messages(turns[place:]))) <= context * (1 - ROOM)
             except ContextFull:
                 continue
             if fits or place == users[-1]:
                 what, oldest = f"the context of {context} tokens is full", counted(users.index(place), "turn")
-                if not self._typed:
+                if not self.typed:
                     note(f"{what}: the oldest {oldest} dropped")
                 elif not agreed(f"{what}: drop the oldest {oldest}? [Y/n] ", otherwise=True):
                     break
@@ -138,65 +133,53 @@ class _Conversation:
 
     def obey(self, command: chat.Command) -> None:
         """UsageError, PpsdError: the command could not be obeyed, and nothing has changed."""
-        obeyed: dict[str, Callable[[str], None]] = {
-            "reset": self._reset,
-            "system": self._instruct,
-            "set": self._set,
-            "regenerate": self._regenerate,
-            "undo": self._undo,
-            "save": self._save,
-            "load": self._load,
-            "file": self._add_file,
-            "stats": self._stats,
-            "copy": self._copy,
-        }
-        obeyed[command.name](command.rest)
+        getattr(self, f"do_{command.name}")(command.rest)
 
-    def _reset(self, _: str) -> None:
-        self._turns, self._file, self._last = [], "", None
+    def do_reset(self, _: str) -> None:
+        self.turns, self.file, self.last = [], "", None
 
-    def _instruct(self, text: str) -> None:
+    def do_system(self, text: str) -> None:
         if text:
             check_text(text, "the system message")
-            self._system = text
-        print(f"system: {self._system or 'as the model has it'}", flush=True)
+            self.system = text
+        print(f"system: {self.system or 'as the model has it'}", flush=True)
 
-    def _set(self, rest: str) -> None:
+    def do_set(self, rest: str) -> None:
         name, _, value = rest.partition(" ")
         if name == "schedule" and value:
-            self._schedule = parse_schedule(value.strip())
+            self.schedule = parse_schedule(value.strip())
         elif name in SETTINGS and value:
             field, read = SETTINGS[name]
             try:
-                changed = replace(self._params, **{field: read(value.strip())})  # type: ignore[arg-type]
+                changed = replace(self.params, **{field: read(value.strip())})  # type: ignore[arg-type]
             except argparse.ArgumentTypeError as error:
                 raise UsageError(f"/set {name}: {error}") from None
-            self._engine.check(changed)
-            self._params = changed
+            self.engine.check(changed)
+            self.params = changed
         elif rest:
             raise UsageError(f"/set takes one of {', '.join([*SETTINGS, 'schedule'])}, and a value")
-        shown = {name: getattr(self._params, field) for name, (field, _) in SETTINGS.items()}
+        shown = {name: getattr(self.params, field) for name, (field, _) in SETTINGS.items()}
         shown["length"] = "no limit" if shown["length"] is None else shown["length"]
         settings = [f"{name} {value}" for name, value in shown.items()]
-        print(wrapped(" | ".join([*settings, f"schedule {describe(self._schedule)}"]), sys.stdout), flush=True)
+        print(wrapped(" | ".join([*settings, f"schedule {describe(self.schedule)}"]), sys.stdout), flush=True)
 
-    def _regenerate(self, _: str) -> None:
-        if not self._turns:
+    def do_regenerate(self, _: str) -> None:
+        if not self.turns:
             raise UsageError("there is no answer to regenerate")
-        if self._params.temperature == 0:
+        if self.params.temperature == 0:
             note("greedy decoding gives the same answer again: /set temperature 0.8 lets it vary")
-        self._params = replace(self._params, index=self._params.index + 1)  # another answer, of the same seed too
-        self._answer(self._turns[:-1])
+        self.params = replace(self.params, index=self.params.index + 1)  # another answer, of the same seed too
+        self._answer(self.turns[:-1])
 
-    def _undo(self, _: str) -> None:
-        if not self._turns:
+    def do_undo(self, _: str) -> None:
+        if not self.turns:
             raise UsageError("there is no turn to undo")
-        self._turns = self._turns[:-2]
-        self._last = None
-        note(f"the last turn and its answer are forgotten; {counted(len(self._turns) // 2, 'turn')} left")
+        self.turns = self.turns[:-2]
+        self.last = None
+        note(f"the last turn and its answer are forgotten; {counted(len(self.turns) // 2, 'turn')} left")
 
-    def _save(self, path: str) -> None:
-        text = json.dumps(self._messages(self._turns), ensure_ascii=False, indent=1)
+    def do_save(self, path: str) -> None:
+        text = json.dumps(self._messages(self.turns), ensure_ascii=False, indent=1)
         try:
             with Path(_named(path, "save")).expanduser().open("x", encoding="utf-8") as file:
                 file.write(text + "\n")
@@ -204,7 +187,7 @@ class _Conversation:
             raise PpsdError(f"cannot write {path}: {error.strerror}") from None
         note(f"saved as {path}")
 
-    def _load(self, path: str) -> None:
+    def do_load(self, path: str) -> None:
         try:
             messages = parse_json(given_text(str(Path(_named(path, "load")).expanduser())))
         except ValueError:
@@ -215,25 +198,25 @@ class _Conversation:
         turns = messages[system is not None :]
         if [turn["role"] for turn in turns] != ["user", "assistant"] * (len(turns) // 2):
             raise UsageError(f"{path} is no conversation: user and assistant must take turns")
-        self._system, self._turns, self._last = system, turns, None
+        self.system, self.turns, self.last = system, turns, None
         note(f"{counted(len(turns) // 2, 'turn')} loaded")
 
-    def _add_file(self, path: str) -> None:
+    def do_file(self, path: str) -> None:
         text = given_text(str(Path(_named(path, "file")).expanduser()))
         check_text(text, path)
-        self._file = f"{self._file}\n\n{text}" if self._file else text
+        self.file = f"{self.file}\n\n{text}" if self.file else text
         note(f"{path} ({len(text)} characters) goes with the next turn")
 
-    def _stats(self, _: str) -> None:
-        if self._last is None:
+    def do_stats(self, _: str) -> None:
+        if self.last is None:
             raise UsageError("there is no answer yet")
-        print(wrapped(statistics_line(self._last), sys.stdout), flush=True)
+        print(wrapped(statistics_line(self.last), sys.stdout), flush=True)
 
-    def _copy(self, _: str) -> None:
+    def do_copy(self, _: str) -> None:
         """By OSC 52, which the terminal obeys: it works over ssh, and needs no other program."""
-        if not self._turns:
+        if not self.turns:
             raise UsageError("there is no answer to copy")
-        text = base64.b64encode(self._turns[-1]["content"].encode()).decode()
+        text = base64.b64encode(self.turns[-1]["content"].encode()).decode()
         stream = sys.stdout if sys.stdout.isatty() else sys.stderr
         print(f"\x1b]52;c;{text}\x07", end="", file=stream, flush=True)
         note("copied, where the terminal allows it")

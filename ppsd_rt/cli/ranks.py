@@ -16,17 +16,15 @@ def join_ranks(args: argparse.Namespace, world: World) -> bool:
         raise UsageError(f"{args.command} runs in one process; over ranks run {', '.join(OVER_RANKS)}")
     from ..ranks.launch import join  # torch.distributed comes with it
 
-    args.engine = join(world, rank_options(args))
+    args.engine = join(world, rank_options(args, world.size))
     return args.engine is not None
 
 
-def rank_options(args: argparse.Namespace) -> RankOptions:
+def rank_options(args: argparse.Namespace, size: int) -> RankOptions:
     check_backend(args.backend, args.device)
     sizes = args.stages if isinstance(args.stages, tuple) else None
-    if isinstance(args.stages, int) and args.stages not in (1, world_size := _size()):
-        raise UsageError(
-            f"over {world_size} ranks there are {world_size} stages; --stages A,B,... says how many layers"
-        )
+    if isinstance(args.stages, int) and args.stages not in (1, size):
+        raise UsageError(f"over {size} ranks there are {size} stages; --stages A,B,... says how many layers")
     least, most = SILENCES
     if not least <= args.rank_timeout <= most:
         raise UsageError(f"--rank-timeout is from {least:g} to {most:g} seconds, not {args.rank_timeout:g}")
@@ -46,10 +44,3 @@ def rank_options(args: argparse.Namespace) -> RankOptions:
         link_delay=args.link_ms / 1000,
         silence=args.rank_timeout,
     )
-
-
-def _size() -> int:
-    from ..ranks.world import find_world
-
-    world = find_world()
-    return world.size if world else 1

@@ -1,6 +1,6 @@
 """Schedules in simulated time: what a pipeline would do whose stage costs and link delays are known.
 
-    costs = equal_stages(8)
+    costs = costs_of_stages([0.02 / 8] * 8, head=0.0, growth=growth(0.01))
     simulate(named("ppsd"), costs, acceptance=0.8).tokens_per_second * costs.plain_step  # the speed-up
 
 The decisions are those of the real scheduler (csrc/pipeline/simulated.h); only the work is replaced by waiting. What is
@@ -32,49 +32,6 @@ from ..trace import Span
 Table = tuple[float, ...]
 
 
-def table(fixed: float, row: float = 0.0) -> Table:
-    """Seconds of a pass over 1 to 16 rows that costs `fixed + row * rows`: on a memory-bound device `row` is small."""
-    return tuple(fixed + row * rows for rows in range(1, MAX_ROWS + 1))
-
-
-def pipeline_costs(
-    step: Table,
-    head: float,
-    verify: Sequence[Table],
-    links: float | Sequence[float] = 0.0,
-    draft_interference: float = 1.0,
-    verify_interference: float = 1.0,
-    link_row: float = 0.0,
-) -> StageCosts:
-    """Of stages that are workers of their own. Seconds (or any other unit: only the result's unit changes).
-
-    step:   the draft stage's pass over layers [0, E), by the number of rows, from 1 to 16.
-    head:   the exit head, each time a draft token is drawn.
-    verify: for each verification stage the same table as `step`; the last stage's includes the LM head.
-    links:  how long a message takes from each stage to the next and, at the end, the verdict back to the draft stage;
-            one number: every link takes as long.
-    link_row: how much longer for each row of a message: the bytes of a hidden state over the link's bandwidth.
-    draft_interference, verify_interference: how many times longer a draft step takes while verification works, and the
-            other way round. 1: devices of their own.
-
-    Raises UsageError for what costs cannot be: negative, not numbers, fewer for more rows.
-    """
-    if head < 0:
-        raise UsageError("a cost is negative: the exit head's")
-    try:
-        return StageCosts(
-            row_step=tuple(step),
-            draft_step=step[0] + head,
-            verify=tuple(verify),
-            links=links,
-            link_row=link_row,
-            draft_interference=draft_interference,
-            verify_interference=verify_interference,
-        )
-    except (ValueError, IndexError) as error:
-        raise UsageError(str(error)) from None
-
-
 def growth(share: float) -> Table:
     """Every row after the first adds this share of the first."""
     return tuple(1 + share * (rows - 1) for rows in range(1, MAX_ROWS + 1))
@@ -83,19 +40,19 @@ def growth(share: float) -> Table:
 def costs_of_stages(
     seconds: Sequence[float], head: float, growth: Table, links: float = 0.0, link_row: float = 0.0
 ) -> StageCosts:
-    """seconds: of each stage for one row, the draft stage first, without the exit head. growth: of a pass over so
-    many rows, in every stage alike: on a memory-bound device little more than 1, for the weights are read once."""
+    """seconds: of each stage for one row, the draft stage first, without the exit head; the last one's with the LM
+    head. growth: of a pass over so many rows, in every stage alike: on a memory-bound device little more than 1, for
+    the weights are read once. links: how long every message takes, and the verdict; link_row: more for each row of it.
+
+    Raises UsageError for what costs cannot be.
+    """
     if len(seconds) < 2:
         raise UsageError(f"a pipeline has a draft stage and at least one verification stage, not {len(seconds)} stages")
     step, *verify = (tuple(stage * factor for factor in growth) for stage in seconds)
-    return pipeline_costs(step, head, verify, links, link_row=link_row)
-
-
-def equal_stages(
-    stages: int, head: float = 0.0, links: float = 0.0, token: float = 1.0, row_share: float = 0.0
-) -> StageCosts:
-    """`stages` devices, the draft stage among them, that each take an equal part of a plain token's time."""
-    return costs_of_stages([token / max(stages, 1)] * stages, head, growth(row_share), links)
+    try:
+        return StageCosts(step, step[0] + head, verify, links=links, link_row=link_row)
+    except (ValueError, IndexError) as error:
+        raise UsageError(str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -182,11 +139,6 @@ def simulate(
     name = describe(AUTO if isinstance(schedule, Planner) else schedule)
     statistics = _statistics(name, rounds, len(costs.stages))
     return Simulation(tuple(text[-tokens:]), rounds[-1].seconds, rounds[1:], statistics, spans)
-
-
-def speedup(schedule: Schedule, costs: StageCosts, acceptance: float | Sequence[float], tokens: int = 1000) -> float:
-    """How many times faster than plain decoding on the same stages."""
-    return simulate(schedule, costs, acceptance, tokens).tokens_per_second * costs.plain_step
 
 
 def _statistics(schedule: str, rounds: Sequence[TimedRound], stages: int) -> Statistics:

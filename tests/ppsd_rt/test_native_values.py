@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+from planner_support import equal_stages
 
 from ppsd_rt import SamplingParams, UsageError
 from ppsd_rt._native import testing
-from ppsd_rt.lab.simulate import equal_stages
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import Schedule, named
 from ppsd_rt.sampling.params import LEAST_TEMPERATURE

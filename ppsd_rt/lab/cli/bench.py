@@ -60,13 +60,6 @@ def print_report(report: Report, output: str, file: OutputFile | None = None) ->
         file.finish(report.lines("json") + "\n")
 
 
-def print_with_summary(report: Report, output: str) -> None:
-    """As programs want it: the last line of standard output is one JSON object, but for CSV."""
-    print_report(report, output)
-    if output in ("table", "md"):
-        print(report.summary_line(), flush=True)
-
-
 def run_facts(name: str, model: str) -> dict[str, Any]:
     """What every result says of where it came from."""
     return {

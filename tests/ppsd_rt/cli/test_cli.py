@@ -156,8 +156,8 @@ def test_an_interrupted_answer_ends_with_what_was_held_back(run, monkeypatch):
 )
 def test_what_ranks_refuse(options, words):
     with pytest.raises(UsageError, match=words):
-        rank_options(parse(["hello", *options]))
-    allowed = rank_options(parse(["hello", "--link-ms", "2000", "--rank-timeout", "5"]))
+        rank_options(parse(["hello", *options]), 1)
+    allowed = rank_options(parse(["hello", "--link-ms", "2000", "--rank-timeout", "5"]), 1)
     assert (allowed.link_delay, allowed.silence) == (2, 5)
 
 

@@ -5,10 +5,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_support import equal_stages, stage_costs, table
 from toys import schedules
 
 from ppsd_rt._native import testing
-from ppsd_rt.lab.simulate import equal_stages, pipeline_costs, simulate, table, utilisation
+from ppsd_rt.lab.simulate import simulate, utilisation
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
 
@@ -29,7 +30,7 @@ def test_draft_then_verify(length, acceptance):
     draft token through [0, E). A corrected or bonus token's row goes along with the next draft step, where one pass
     takes two rows; so the passes over [0, E) are given the same cost for any number of rows.
     """
-    costs = pipeline_costs(table(0.15), 0.05, (table(0.7, row=0.02),))
+    costs = stage_costs(table(0.15), 0.05, (table(0.7, row=0.02),))
     chunk = Schedule(length, length, length)
     per_round = sum(acceptance**i for i in range(length + 1))
     seconds = length * (0.15 + 0.05) + 0.15 + costs.stages[0][length]
@@ -41,7 +42,7 @@ def test_draft_then_verify(length, acceptance):
 @pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize("delay", [0.0, 0.01, 3.0])
 def test_a_plain_token_passes_every_stage_and_link_once(stages, delay):
-    costs = pipeline_costs(table(0.25, row=0.01), 9.0, (table(0.5),) * stages, links=delay)
+    costs = stage_costs(table(0.25, row=0.01), 9.0, (table(0.5),) * stages, links=delay)
     assert costs.plain_step == pytest.approx(0.26 + 0.5 * stages + delay * (stages + 1))
     assert simulate(PLAIN, costs, 0.5, tokens=50).seconds == pytest.approx(50 * costs.plain_step, rel=1e-9)
 
@@ -60,7 +61,7 @@ def test_interference_lasts_while_both_work():
 
     A pass commits two tokens: a draft token and, the last committed token's row going along, the one after it.
     """
-    costs = pipeline_costs(table(1.0), 0.0, (table(4.0),))
+    costs = stage_costs(table(1.0), 0.0, (table(4.0),))
     free = simulate(PPSD, costs, 1.0, tokens=2000)
     assert free.seconds == pytest.approx(1000 * 4, rel=0.01)
     # Two draft steps beside each pass: with a factor of 2 they last 4 s, in which 4 / 1.5 s of the pass are done; the
@@ -82,9 +83,8 @@ def test_interference_lasts_while_both_work():
     seed=st.integers(0, 2**64 - 1),
 )
 def test_any_schedule_commits_the_plain_text(schedule, acceptance, step, head, verify, link, interference, seed):
-    costs = pipeline_costs(
-        table(step, 0.01), head, tuple(table(v, 0.003) for v in verify), link, interference, interference
-    )
+    stages = tuple(table(v, 0.003) for v in verify)
+    costs = stage_costs(table(step, 0.01), head, stages, link, interference=interference)
     simulation = simulate(schedule, costs, acceptance, tokens=120, seed=seed, trace=True)
     assert simulation.tokens == tuple(testing.random_text(seed, 120)[-120:])
     committed = [id for timed in simulation.rounds for id in timed.round.committed]
@@ -102,7 +102,7 @@ def test_any_schedule_commits_the_plain_text(schedule, acceptance, step, head, v
 def test_siblings_under_way_shorten_what_follows_a_rejection(name):
     """The same text by the same drafts. 1.11 was simulated in ticks (docs/history/benchmarks.md), for `ppsd`."""
     stage = table(0.98, 0.02)
-    costs = pipeline_costs(stage, 0.0, (stage,) * 3)
+    costs = stage_costs(stage, 0.0, (stage,) * 3)
     without, with_siblings = (
         simulate(parse_schedule(text), costs, 0.66, 20_000, second=0.41) for text in (name, f"{name}:siblings=0.01")
     )

@@ -8,11 +8,11 @@ import scipy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_support import stage_costs, table
 from sampler_twin import confidence
 from toys import PROMPT, VOCAB, blurred, hashed_logits, schedules
 
 from ppsd_rt._native import testing
-from ppsd_rt.lab.simulate import pipeline_costs, table
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.sampling import noise
@@ -34,7 +34,7 @@ def decoded(schedule, salt, noise, end, stop_ids, seed, stages, per_stage):
         second = int(logits.clone().index_fill(0, torch.tensor(token), -torch.inf).argmax())
         return token, confidence(logits, token), second, confidence(logits, second)
 
-    costs = pipeline_costs(table(1.0), 0.0, (table(float(per_stage)),) * stages)
+    costs = stage_costs(table(1.0), 0.0, (table(float(per_stage)),) * stages)
     limits = Limits(end, stop_ids)
     return text, testing.replay(schedule, text, len(PROMPT), draw, limits, costs, seed=seed)
 

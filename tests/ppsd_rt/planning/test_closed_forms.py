@@ -5,13 +5,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_support import equal_stages, stage_costs, table
 from support import slow
 
-from ppsd_rt.lab.simulate import equal_stages, pipeline_costs, simulate, speedup, table
+from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import PLAIN, Schedule, named, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
 
 PPSD = named("ppsd")
+
+
+def speedup(schedule, costs, acceptance, tokens):
+    """How many times faster than plain decoding on the same stages."""
+    return simulate(schedule, costs, acceptance, tokens).tokens_per_second * costs.plain_step
 
 
 @pytest.mark.parametrize("stages", [2, 3, 8])
@@ -23,7 +29,7 @@ def test_equal_stages_give_the_formula_of_the_paper(stages, acceptance):
 
 def test_draft_then_verify_by_hand():
     """All right: 4 tokens for 3 drafts of 1 + 0.5, a row of 1, a pass over 4 rows of 2 + 4 * 0.25, links of 2."""
-    costs = pipeline_costs(table(1.0), 0.5, (table(2.0, 0.25),), links=1.0)
+    costs = stage_costs(table(1.0), 0.5, (table(2.0, 0.25),), links=1.0)
     assert closed_form(Schedule(3, 3, 3), costs, 1.0) == pytest.approx(5.25 * 4 / (4.5 + 1 + 3 + 2))
     assert closed_form(Schedule(3, 3, 3), costs, 0.0) == pytest.approx(5.25 * 1 / (4.5 + 1 + 3 + 2))
 
@@ -39,7 +45,7 @@ def test_draft_then_verify_by_hand():
     acceptance=st.sampled_from([0.0, 0.5, 0.8, 1.0]),
 )
 def test_uneven_stages_with_links_against_the_simulator(verify, step, head, link, link_row, acceptance):
-    costs = pipeline_costs(table(step), head, tuple(map(table, verify)), link, link_row=link_row)
+    costs = stage_costs(table(step), head, tuple(map(table, verify)), link, link_row=link_row)
     for schedule in (PPSD, Schedule(4, 4, 4)):
         expected = closed_form(schedule, costs, acceptance)
         assert speedup(schedule, costs, acceptance, 10_000) == pytest.approx(expected, rel=0.05)
@@ -56,7 +62,7 @@ def test_few_drafts_do_not_fill_a_long_pipeline(lookahead, acceptance):
 
 def test_rows_on_a_slow_link_set_the_pace():
     """A row takes 2 s on each of the two links that carry rows, the verdict nothing; stages take 1 s."""
-    costs = pipeline_costs(table(1.0), 0.0, (table(1.0), table(1.0)), links=0.5, link_row=2.0)
+    costs = stage_costs(table(1.0), 0.0, (table(1.0), table(1.0)), links=0.5, link_row=2.0)
     assert costs.plain_step == pytest.approx(3 * 1 + 3 * 0.5 + 2 * 2)
     assert simulate(PLAIN, costs, 0.0, tokens=8).seconds == pytest.approx(8 * 8.5)
     assert simulate(PPSD, costs, 1.0, tokens=1000).seconds == pytest.approx(1000 * 2, rel=0.01)

@@ -7,11 +7,11 @@ scheduler decides what overlaps.
 from statistics import mean
 
 import pytest
-from planner_support import DRAFT, ONE, ROW, World, best_fixed, costs, planner
+from planner_support import DRAFT, ONE, ROW, World, best_fixed, costs, planner, stage_costs, table
 
 from ppsd_rt import _native
 from ppsd_rt._native import Costs, StageCosts
-from ppsd_rt.lab.simulate import Simulation, pipeline_costs, simulate, table
+from ppsd_rt.lab.simulate import Simulation, simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
 
 FILES = (0.0, 0.4, 0.9)  # acceptance that the head's file claims
@@ -162,7 +162,7 @@ RANKS = (2, 4)
 
 def even_ranks(ranks: int) -> StageCosts:
     """A stage takes 1 s, the exit head and a message little."""
-    return pipeline_costs(table(1.0), 0.1, (table(1.0),) * (ranks - 1), 0.05)
+    return stage_costs(table(1.0), 0.1, (table(1.0),) * (ranks - 1), 0.05)
 
 
 def times(simulation: Simulation) -> list[float]:
@@ -202,7 +202,7 @@ def test_ranks_that_hinder_each_other_more_than_was_measured_are_found_out(ranks
 @pytest.mark.parametrize("slower", [1.15, 1.3, 1.5])
 def test_a_short_answer_over_two_ranks_keeps_overlapping(slower, file):
     """Side by side both ranks take a little longer than was measured. What rows earn that left before counts too."""
-    believed = pipeline_costs(table(4.6), 0.7, (table(5.6, 0.15),), 0.25)
+    believed = stage_costs(table(4.6), 0.7, (table(5.6, 0.15),), 0.25)
     real = believed.replace(draft_interference=slower, verify_interference=slower)
     for seed in range(10):
         planner = _native.Planner(Costs(believed, believed), file)
