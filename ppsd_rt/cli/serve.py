@@ -14,6 +14,10 @@ from .common import load_engine
 from .front import check_front, open_front
 from .notes import note
 
+# Options that are settings as they are.
+_SETTINGS = ("max_body", "max_prompt", "max_answer", "keep_alive", "timeout", "grace", "strict", "plain_contents")
+_SETTINGS += ("cors", "memory")
+
 
 def run(args: argparse.Namespace) -> int:
     for package in ("fastapi", "prometheus_client", "uvicorn"):
@@ -42,22 +46,9 @@ def run(args: argparse.Namespace) -> int:
         else:
             engine = load_engine(args)
         engine.name = args.model_name or Path(engine.name).name  # clients need not know where it is
-        settings = Settings(
-            api_key=key,
-            schedule=schedule,
-            most_body=args.max_body,
-            most_prompt=args.max_prompt,
-            most_answer=args.max_answer,
-            queue=args.queue or default_queue(args.max_body),
-            keep_alive=args.keep_alive,
-            strict=args.strict,
-            plain_contents=args.plain_contents,
-            origins=tuple(args.cors),
-            memory=args.memory,
-            timeout=args.timeout,
-            grace=args.grace,
-            here=here,
-        )
+        queue = args.queue or default_queue(args.max_body)
+        same = {name: getattr(args, name) for name in _SETTINGS}
+        settings = Settings(api_key=key, schedule=schedule, queue=queue, here=here, **same)
         allow_connections()
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host

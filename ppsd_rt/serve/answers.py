@@ -158,9 +158,9 @@ class Answers:
                     now = clock()
                     if first:
                         slots.began(now - before)
-                        metrics.first(now - before)
+                        metrics.first.observe(now - before)
                     else:
-                        metrics.between(now - before)
+                        metrics.between.observe(now - before)
                     before, first = now, False
                 if emit is not None:
                     await emit(index, events)

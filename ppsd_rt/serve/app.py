@@ -37,11 +37,11 @@ def make_app(service: Service) -> ASGIApp:
     """All of the server that is not the network."""
     settings = service.settings
     app: ASGIApp = Guard(make_paths(service), settings)
-    if settings.origins:  # before the guard: a browser asks for leave without a key
+    if settings.cors:  # before the guard: a browser asks for leave without a key
         headers = ["x-request-id", "retry-after"]
         app = CORSMiddleware(
             app,
-            settings.origins,
+            settings.cors,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=[*headers, "x-unheld"],

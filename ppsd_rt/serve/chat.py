@@ -16,7 +16,7 @@ from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams
 from .answers import Answers
 from .logprobs import ChatLogprobs, chat_logprobs
-from .reader import Piece, Reader
+from .reader import Blocks, Piece, Reader
 from .replies import FINISH, ChatChoice, ChatFinish, ChatMessage, ChatReply, FunctionCall, ToolCall
 from .requests import ChatRequest
 from .service import Service
@@ -142,20 +142,17 @@ class ChatShape(OpenAIShape):
 
 
 def message_of(pieces: Sequence[Piece]) -> ChatMessage:
-    said = "".join(piece.text for piece in pieces if piece.kind == "said")
-    thought = "".join(piece.text for piece in pieces if piece.kind == "thought")
-    calls: list[ToolCall] = []
-    for piece in pieces:
-        if piece.kind == "call":
-            calls.append(ToolCall(id=piece.id, function=FunctionCall(name=piece.text, arguments="")))
-        elif piece.kind == "arguments":
-            calls[-1].function.arguments += piece.text
-    message = ChatMessage(content=said if said or not calls else None)
-    if thought:
-        message.reasoning_content = thought
-    if calls:
-        message.tool_calls = calls
-    return message
+    blocks = Blocks()
+    for _ in blocks.add(pieces, last=True):
+        pass
+    said, thought = ("".join(one.text for one in blocks.all if one.kind == kind) for kind in ("said", "thought"))
+    calls = [
+        ToolCall(id=one.id, function=FunctionCall(name=one.name, arguments=one.text))
+        for one in blocks.all
+        if one.kind == "call"
+    ]
+    content = said if said or not calls else None
+    return ChatMessage(content=content, reasoning_content=thought or None, tool_calls=calls or None)
 
 
 def as_chat(body: dict[str, Any]) -> ChatRequest:

@@ -67,7 +67,7 @@ class _Body:
         self._timer: asyncio.Future[None] | None = None
 
     def check(self, size: int) -> None:
-        if size > (most := self._settings.most_body):
+        if size > (most := self._settings.max_body):
             raise ApiError(413, f"the request is larger than the {most} bytes that this server takes (--max-body)")
 
     async def receive(self) -> Message:

@@ -10,7 +10,8 @@ from pydantic import Field
 from .answers import Answers, Event
 from .chat import Chat
 from .errors import ApiError, refused
-from .one_answer import Block, Blocks, OneAnswerShape
+from .one_answer import OneAnswerShape
+from .reader import Block, Blocks
 from .replies import FINISH
 from .requests import Json, Lenient, Text, Tokens, Whole
 from .service import Service
@@ -41,26 +42,21 @@ class MessagesRequest(Lenient):
         """A body for /v1/chat/completions."""
         system = [{"role": "system", "content": _text(self.system, "system")}] if self.system else []
         said = [one for number, message in enumerate(self.messages) for one in _messages(message, number)]
+        shown = {"name": "name", "description": "description", "parameters": "input_schema", "strict": "strict"}
         tools = [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.get("name"),
-                    "description": tool.get("description"),
-                    "parameters": tool.get("input_schema"),
-                    "strict": tool.get("strict"),
-                },
-            }
+            {"type": "function", "function": {ours: tool.get(theirs) for ours, theirs in shown.items()}}
             for tool in self.tools or ()
             if tool.get("type") in (None, "custom")  # of others no model is told
         ]
         choice = self.tool_choice or {}
-        kind: Any = {"any": "required", "tool": {"type": "function", "function": {"name": choice.get("name")}}}.get(
-            choice.get("type", "auto"), choice.get("type", "auto")
-        )
-        extra = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        kind: Any = choice.get("type", "auto")
+        if kind == "any":
+            kind = "required"
+        elif kind == "tool":
+            kind = {"type": "function", "function": {"name": choice.get("name")}}
         return {
-            **extra,
+            **(self.model_extra or {}),
+            **{name: getattr(self, name) for name in ("stream", "temperature", "top_p", "top_k", "thinking")},
             "messages": [*system, *said],
             "user": (self.metadata or {}).get("user_id"),
             "max_tokens": self.max_tokens,
@@ -68,11 +64,6 @@ class MessagesRequest(Lenient):
             "tool_choice": kind if tools else None,
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "stop": self.stop_sequences or None,
-            "stream": self.stream,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "thinking": self.thinking,
             "continue_final_message": self.messages[-1].role == "assistant",
         }
 

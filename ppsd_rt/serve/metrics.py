@@ -29,10 +29,10 @@ class Metrics:
         self._prompt = Counter("ppsd_prompt_tokens", "tokens of prompts", registry=registry)
         self._tokens = Counter("ppsd_completion_tokens", "tokens of answers", registry=registry)
         self._drafts = Counter("ppsd_draft_tokens", "draft tokens", ["verdict"], registry=registry)
-        self._first = Histogram(
+        self.first = Histogram(
             "ppsd_first_token_seconds", "from request to first token", buckets=_SECONDS, registry=registry
         )
-        self._between = Histogram(
+        self.between = Histogram(
             "ppsd_round_seconds", "between arrivals of an answer's tokens", buckets=_BETWEEN, registry=registry
         )
         waiting = Gauge("ppsd_answers_waiting", "answers that wait for their first token", registry=registry)
@@ -46,12 +46,6 @@ class Metrics:
     def request(self, path: str, status: int, seconds: float) -> None:
         self._requests.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
-
-    def first(self, seconds: float) -> None:
-        self._first.observe(seconds)
-
-    def between(self, seconds: float) -> None:
-        self._between.observe(seconds)
 
     def ended(self, completion: Completion) -> None:
         accepted, rejected = draft_tokens(completion)

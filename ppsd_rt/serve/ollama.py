@@ -19,10 +19,9 @@ from .replies import FINISH
 from .requests import Json, Lenient
 from .service import Service
 
-# Of `options`; other names are as ours, or have no effect.
-_OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "stop": "stop"}
-_OPTIONS |= {name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty")}
-_OPTIONS |= {"frequency_penalty": "frequency_penalty", "typical_p": "typical_p", "mirostat": "mirostat"}
+# Of `options`; others have no effect.
+_OPTIONS = {"num_predict", "repeat_penalty", "stop", "temperature", "top_p", "top_k", "min_p", "seed"}
+_OPTIONS |= {"presence_penalty", "frequency_penalty", "typical_p", "mirostat"}
 
 _STREAM: dict[str, Any] = {"content": {"application/x-ndjson": {"schema": {"type": "object"}}}}
 
@@ -46,17 +45,17 @@ class OllamaRequest(Lenient):
         if self.prompt is not None:
             first = [{"role": "system", "content": self.system}] if self.system else []
             messages = [*first, {"role": "user", "content": self.prompt}]
-        given = {_OPTIONS[name]: value for name, value in (self.options or {}).items() if name in _OPTIONS}
+        given = {name: value for name, value in (self.options or {}).items() if name in _OPTIONS}
+        most = given.pop("num_predict", None)
         form: Json | None = None
         if isinstance(self.format, dict):
             strict = (self.model_extra or {}).get("strict")
             form = {"type": "json_schema", "json_schema": {"schema": self.format, "strict": strict}}
         elif self.format:
             form = {"type": "json_object"}
-        if isinstance(given.get("max_tokens"), int) and given["max_tokens"] < 0:
-            del given["max_tokens"]
         return {
             **given,
+            "max_tokens": None if isinstance(most, int) and most < 0 else most,  # -1 and -2: no limit
             "messages": messages,
             "tools": self.tools,
             "response_format": form,

@@ -46,8 +46,8 @@ class ChatPrompt:
         shown = tools.for_template()
         chat = [self._message(message) for message in messages]
         for number, message in enumerate(chat):
-            check_unicode(message.get("content") or "", f"messages[{number}]")
-            if plain and message["content"] is not None:
+            check_unicode(message["content"], f"messages[{number}]")
+            if plain:
                 message["content"] = self._cut(message["content"])
         if not self._knows_tools:
             chat = _explained(chat, shown)
@@ -55,7 +55,7 @@ class ChatPrompt:
         text = template.render(chat, add_generation_prompt=generation_prompt, template_variables=given)
         if generation_prompt or messages[-1].role != "assistant":
             return text
-        last = (chat[-1]["content"] or "").strip()
+        last = chat[-1]["content"].strip()
         place = text.rfind(last)
         if place < 0:
             raise UsageError("the chat template changes the last message: it cannot be continued")
@@ -66,23 +66,24 @@ class ChatPrompt:
 
     def _message(self, message: Message) -> Json:
         role = "system" if message.role == "developer" else message.role
-        made: Json = {"role": role, "content": message.text}
-        if message.name is not None:
-            made["name"] = message.name
-        if message.reasoning_content is not None:
-            made["reasoning_content"] = message.reasoning_content
-        if message.tool_call_id is not None:
-            made["tool_call_id"] = self._id(message.tool_call_id)
-        if message.tool_calls:
-            made["tool_calls"] = [
-                {
-                    "id": self._id(call.id or ""),
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": _object(call.function.arguments)},
-                }
-                for call in message.tool_calls
-            ]
-        return made
+        id = message.tool_call_id
+        calls = [
+            {
+                "id": self._id(call.id or ""),
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _object(call.function.arguments)},
+            }
+            for call in message.tool_calls or ()
+        ]
+        made = {
+            "role": role,
+            "content": message.text,
+            "name": message.name,
+            "reasoning_content": message.reasoning_content,
+            "tool_call_id": None if id is None else self._id(id),
+            "tool_calls": calls or None,
+        }
+        return {name: value for name, value in made.items() if value is not None}
 
     def _id(self, id: str) -> str:
         """Mistral's templates take nine letters and digits only."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 from uuid import uuid4
@@ -42,12 +43,8 @@ class Reader:
         """What was held back, at the end of the answer."""
         pieces = self._read(True)
         if self._rest:
-            pieces.append(self._last())
-        return [piece for piece in pieces if piece.text or piece.kind == "call"]
-
-    def _last(self) -> Piece:
-        kind: Literal["thought", "said"] = "thought" if self._state == self._thinking else "said"
-        return Piece(kind, self._rest)
+            pieces.append(Piece("thought" if self._state == self._thinking else "said", self._rest))
+        return pieces
 
     def _read(self, last: bool) -> list[Piece]:
         pieces: list[Piece] = []
@@ -79,7 +76,7 @@ class Reader:
         if found:
             self._rest, self._state, self._trim = after, self._saying, True
             return [Piece("thought", thought.rstrip())]
-        return [Piece("thought", self._take(self._certain(("</think>",), last, spaces=True)))]
+        return [Piece("thought", self._take(self._certain(("</think>",), last)))]
 
     def _saying(self, last: bool) -> list[Piece]:
         if self._trim:
@@ -101,7 +98,7 @@ class Reader:
                 return []
             if not text and not last:
                 return []
-        said = self._take(self._certain(syntax.marks, last, spaces=True))
+        said = self._take(self._certain(syntax.marks, last))
         self._begun = self._begun or bool(said)
         return [Piece("said", said)]
 
@@ -183,13 +180,12 @@ class Reader:
         mistral = self._syntax is not None and "[TOOL_CALLS]" in self._syntax.marks
         return Piece("call", name, letters[:9] if mistral else f"call_{letters[:24]}")
 
-    def _certain(self, marks: tuple[str, ...], last: bool, spaces: bool) -> int:
+    def _certain(self, marks: tuple[str, ...], last: bool) -> int:
         """How many characters of the rest are no beginning of a mark, nor white space before one."""
         if last:
             return len(self._rest)
         held = max((n for mark in marks for n in range(1, len(mark)) if self._rest.endswith(mark[:n])), default=0)
-        text = self._rest[: len(self._rest) - held]
-        return len(text.rstrip()) if spaces else len(text)
+        return len(self._rest[: len(self._rest) - held].rstrip())
 
 
 class _Braces:
@@ -215,3 +211,45 @@ class _Braces:
                 if self._depth == 0:
                     return place + 1
         return None
+
+
+@dataclass
+class Block:
+    kind: Literal["thought", "said", "call"]
+    index: int
+    text: str = ""  # of a call: its arguments
+    name: str = ""
+    id: str = ""
+
+
+Step = tuple[Literal["begin", "more", "end"], Block, str]  # more: with this text
+
+
+class Blocks:
+    """An answer as a row of blocks, each of one kind."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self._open = False
+
+    def add(self, pieces: Iterable[Piece], last: bool) -> Iterator[Step]:
+        """last: no more pieces come."""
+        for piece in pieces:
+            kind = "call" if piece.kind == "arguments" else piece.kind
+            if piece.kind == "call" or not self._open or self.all[-1].kind != kind:
+                yield from self._end()
+                block = Block(kind, len(self.all), id=piece.id, name=piece.text if piece.kind == "call" else "")
+                self.all.append(block)
+                self._open = True
+                yield "begin", block, ""
+            if piece.kind != "call":
+                self.all[-1].text += piece.text
+                yield "more", self.all[-1], piece.text
+        if last:
+            yield from self._end()
+
+    def _end(self) -> Iterator[Step]:
+        """Of the block at hand."""
+        if self._open:
+            self._open = False
+            yield "end", self.all[-1], ""

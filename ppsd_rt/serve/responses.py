@@ -10,7 +10,8 @@ from pydantic import Field
 from .answers import Answers, Event
 from .chat import Chat
 from .errors import ApiError, refused
-from .one_answer import Block, Blocks, OneAnswerShape
+from .one_answer import OneAnswerShape
+from .reader import Block, Blocks
 from .replies import FINISH, Usage
 from .requests import Json, Lenient, Tokens, Whole
 from .service import Service
@@ -47,8 +48,7 @@ class ResponsesRequest(Lenient):
 
     def chat(self, before: list[Json]) -> Json:
         """A body for /v1/chat/completions. before: messages of the responses that this one follows."""
-        names = ("temperature", "top_p", "stream", "parallel_tool_calls", "store")
-        given: Json = {name: getattr(self, name) for name in names}
+        same = ("temperature", "top_p", "stream", "parallel_tool_calls", "store", "reasoning")
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         shown = ("name", "description", "parameters", "strict")
@@ -60,16 +60,14 @@ class ResponsesRequest(Lenient):
         form = (self.text or {}).get("format") or {"type": "text"}
         if form.get("type") == "json_schema":
             form = {"type": "json_schema", "json_schema": form}
-        extra = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
         return {
-            **extra,
-            **given,
+            **(self.model_extra or {}),
+            **{name: getattr(self, name) for name in same},
             "messages": [*first, *before, *_messages(items)],
             "max_completion_tokens": self.max_output_tokens,
             "tools": tools or None,
             "tool_choice": self.tool_choice if tools else None,
             "response_format": form,
-            "reasoning": self.reasoning,
         }
 
 

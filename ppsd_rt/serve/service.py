@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from anyio import CapacityLimiter, to_thread
 
@@ -28,13 +28,11 @@ from .prompt import ChatPrompt
 from .requests import Generate, ignored
 from .settings import Settings
 
+if TYPE_CHECKING:
+    from .answers import Answers
+
 _MOST_NAMES = 1000  # of ignored fields and unheld keywords: clients may invent them
 _NAMES = {field.name: field.name for field in fields(SamplingParams)}
-
-
-class Running(Protocol):
-    def end(self, reason: ApiError) -> None:
-        """With the round at hand, for this reason."""
 
 
 class Service:
@@ -47,7 +45,7 @@ class Service:
         self.metrics = Metrics(self.admission, (lambda: learner.days) if learner else dict)
         self.created = int(settings.now())
         self.context = engine.config.max_position_embeddings
-        self._live: set[Running] = set()
+        self._live: set[Answers] = set()
         template = engine.tokenizer.chat_template
         self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
         self._noted: set[tuple[str, str]] = set()
@@ -80,7 +78,7 @@ class Service:
         except PpsdError as error:  # not UsageError alone: a chat template that refuses the messages
             code = error.code if isinstance(error, UsageError) else UsageError.code
             raise ApiError(400, str(error), code, param) from error
-        most = self.settings.most_prompt
+        most = self.settings.max_prompt
         if most is not None and len(ids) > most:
             message = f"the prompt has {len(ids)} tokens; this server takes {most} (--max-prompt)"
             raise ApiError(400, message, "context_length_exceeded", param)
@@ -134,7 +132,7 @@ class Service:
         names: what the request calls a field of SamplingParams that it has another name for. shows_special: the text
         has special tokens, which show calls of tools.
         """
-        room = self.settings.most_answer or self.context
+        room = self.settings.max_answer or self.context
         temperature = 1.0 if request.temperature is None else request.temperature
         penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
         same = ("top_p", "min_p", *penalties, "stop_token_ids", "ignore_eos")
@@ -191,7 +189,7 @@ class Service:
         return self.engine.agenerate(prompt, params, self.settings.schedule, options)
 
     @contextmanager
-    def running(self, answers: Running, count: int) -> Iterator[Slots]:
+    def running(self, answers: "Answers", count: int) -> Iterator[Slots]:
         """While the block runs they are known to `end_after_grace`."""
         slots = self.admission.enter(count)
         self._live.add(answers)

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -22,28 +22,28 @@ def log(event: str, **fields: object) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """most_prompt, most_answer: tokens; None: what the context holds.
+    """As the options of `ppsd-run serve` are called. max_prompt, max_answer: tokens; None: what the context holds.
 
     queue: answers that may wait for their first token. timeout: seconds for a request, from its first byte to its last.
     grace: seconds that running answers have after SIGTERM. keep_alive: seconds that an idle connection stays open.
-    strict: unknown fields are refused. plain_contents: special tokens in the contents of messages are text. origins:
-    of other sites' pages that may ask; `*` is all. memory: whose earlier answers an answer may copy drafts from:
+    strict: unknown fields are refused. plain_contents: special tokens in the contents of messages are text.
+    cors: origins of other sites' pages that may ask; `*` is all. memory: whose earlier answers drafts are copied from:
     `own`, of the same user; `shared`, of all; `off`, of nobody. here: is there an engine now? clock, now, sleep,
     log: for the tests to replace.
     """
 
     api_key: str | None = None
     schedule: Schedule | Auto = AUTO
-    most_body: int = 4 << 20  # bytes
-    most_prompt: int | None = None
-    most_answer: int | None = None
+    max_body: int = 4 << 20  # bytes
+    max_prompt: int | None = None
+    max_answer: int | None = None
     queue: int = 256
     timeout: float = 600.0
     grace: float = 10.0
     keep_alive: float = 75.0
     strict: bool = False
     plain_contents: bool = False
-    origins: tuple[str, ...] = ()
+    cors: Sequence[str] = ()
     memory: str = "own"
     here: Callable[[], bool] = lambda: True
     clock: Callable[[], float] = time.perf_counter
@@ -52,7 +52,7 @@ class Settings:
     log: Callable[..., None] = log
 
 
-def default_queue(most_body: int) -> int:
+def default_queue(max_body: int) -> int:
     """Answers that may wait where every one has the largest body, in an eighth of the memory that is free now."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(256, min(4096, free // 8 // most_body))
+    return max(256, min(4096, free // 8 // max_body))

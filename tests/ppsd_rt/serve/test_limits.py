@@ -49,7 +49,7 @@ def test_whose_earlier_answers_are_copied_from(engine):
 
 
 def test_sizes(engine):
-    with serving(engine, most_body=2000, most_prompt=50, most_answer=8) as served:
+    with serving(engine, max_body=2000, max_prompt=50, max_answer=8) as served:
         sized = served.http.post("/v1/completions", json={"prompt": "a" * 3000})
         unsized = served.http.post(
             "/v1/completions",

@@ -240,7 +240,7 @@ def test_head_is_get_without_the_body(served):
 def test_pages_of_other_origins_may_ask_where_the_server_says_so(engine):
     asks = {"Origin": "http://there", "Access-Control-Request-Method": "POST"}
     asks["Access-Control-Request-Headers"] = "authorization,content-type"
-    with serving(engine, origins=("http://there",), api_key="k") as served:
+    with serving(engine, cors=("http://there",), api_key="k") as served:
         leave = served.http.options("/v1/chat/completions", headers=asks)
         assert (leave.status_code, leave.headers["access-control-allow-origin"]) == (200, "http://there")
         refused = served.http.post("/v1/completions", json={}, headers={"Origin": "http://there"})
