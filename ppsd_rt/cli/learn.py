@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     if args.background is not None:
         _recede(args.background)
     need("torch", "torch", "learning")
-    with Lock(folder, ".training.lock", "learns from"):
+    with closing(Lock(folder, ".training.lock", "learns from")):
         _train(args, folder, told, checkpoint, heads)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from .. import __version__
 from ..backend import Cancellation, RunOptions, kv_dtype_of
@@ -62,20 +62,9 @@ def facts_of(engine: Engine) -> Facts:
     kind = [facts.get(name) for name in ("isa", "gpu", "torch", "cpu_capability")]
     device = backend.device.partition(":")[0]
     bits = (__version__, engine.checkpoint.hash, device, backend.dtype, kv_dtype_of(backend), *kind)
-    return Facts(
-        " ".join(map(str, bits)),
-        backend.name,
-        backend.concurrency,
-        backend.longest,
-        backend.device,
-        backend.dtype,
-        backend.threads,
-        backend.copies,
-        backend.siblings,
-        sorted(backend.extras),
-        backend.head,
-        facts,
-    )
+    same = ("name", "concurrency", "longest", "device", "dtype", "threads", "copies", "siblings", "head")
+    attributes: dict[str, Any] = {name: getattr(backend, name) for name in same}
+    return Facts(bits=" ".join(map(str, bits)), extras=sorted(backend.extras), facts=facts, **attributes)
 
 
 class Place(Protocol):

@@ -25,10 +25,11 @@ class _Cancelled:
 
 
 class Connected:
-    """One engine. silent: its process may still be there."""
+    """One engine, and a `Place` for each answer that runs on it."""
 
-    def __init__(self, line: Line, facts: Facts, where: str) -> None:
-        self.line, self.facts, self.where, self.running = line, facts, where, 0
+    def __init__(self, line: Line, facts: Facts, changed: Condition) -> None:
+        """changed: with which it is told that `running` is less."""
+        self.line, self.facts, self.running, self._changed = line, facts, 0, changed
         self._inboxes: dict[int, SimpleQueue[Any]] = {}
         self._lost: Lost | None = None
         self._number = 0
@@ -77,25 +78,20 @@ class Connected:
                 with suppress(Lost):
                     self.line.send("cancel", answer=number)
 
-
-class Room:
-    """A place on an engine, see `Place`."""
-
-    def __init__(self, engines: "Engines", engine: Connected) -> None:
-        self._engines, self._engine = engines, engine
-
     def events(self, ask: Ask, cancellation: Cancellation) -> Generator[Round | Drafted, None, None]:
-        with closing(self._engine.ask("begin", cancellation, ask=ask)) as messages:
+        with closing(self.ask("begin", cancellation, ask=ask)) as messages:
             for message in messages:
                 yield EVENTS[message["kind"]](message["event"])
 
     def logprobs(self, ids: list[int], top: int) -> list[Logprob]:
-        with closing(self._engine.ask("logprobs", Cancellation(), ids=ids, top=top)) as messages:
+        with closing(self.ask("logprobs", Cancellation(), ids=ids, top=top)) as messages:
             message = next(messages)
         return [logprob_of(one) for one in message["logprobs"]]
 
     def leave(self) -> None:
-        self._engines.give(self._engine)
+        with self._changed:
+            self.running -= 1
+            self._changed.notify_all()
 
 
 class Engines:
@@ -129,7 +125,7 @@ class Engines:
         assert self._facts is not None
         return self._facts
 
-    def take(self, prompt: list[int], cancellation: Cancellation) -> Room | None:
+    def take(self, prompt: list[int], cancellation: Cancellation) -> Connected | None:
         ticket = object()
         cancellation.tells(self._wake)
         with self._changed:
@@ -145,15 +141,10 @@ class Engines:
                 engine = self._free()
                 assert engine is not None
                 engine.running += 1
-                return Room(self, engine)
+                return engine
             finally:
                 self._waiting.remove(ticket)
                 self._changed.notify_all()
-
-    def give(self, engine: Connected) -> None:
-        with self._changed:
-            engine.running -= 1
-            self._changed.notify_all()
 
     def tell(self, kind: str, **fields: object) -> None:
         with self._telling:
@@ -223,7 +214,7 @@ class Engines:
         if hello["kind"] != "hello" or not same_key(hello["key"], self._key):
             _LOG.warning("an engine at %s brings another key: set PPSD_ENGINE_KEY to the same on both sides", where)
             return None
-        engine = Connected(line, facts_from(hello["facts"]), where)
+        engine = Connected(line, facts_from(hello["facts"]), self._changed)
         with self._telling:
             with self._changed:
                 if self._failure is not None:

@@ -139,10 +139,6 @@ def head_from(text: str, checkpoint: Checkpoint) -> HeadFile:
         return HeadFile.load(path, checkpoint)
 
 
-def drafted_of(event: Message) -> Drafted:
-    return Drafted(**event)
-
-
 def round_of(event: Message) -> Round:
     return Round(
         **{
@@ -162,4 +158,4 @@ def error_of(message: Message) -> PpsdError:
     return _ERRORS.get(message["error"], PpsdError)(message["message"])
 
 
-EVENTS: dict[str, Callable[[Message], Round | Drafted]] = {"round": round_of, "drafted": drafted_of}
+EVENTS: dict[str, Callable[[Message], Round | Drafted]] = {"round": round_of, "drafted": lambda event: Drafted(**event)}

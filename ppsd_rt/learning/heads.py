@@ -3,10 +3,9 @@
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from logging import getLogger
 from pathlib import Path
-from typing import Any
 
 from ..errors import PpsdError
 from ..models.checkpoint import Checkpoint
@@ -44,6 +43,14 @@ class Outcome:
         )
 
 
+@dataclass
+class _State:
+    root: str
+    names: list[str] = field(default_factory=list)
+    learned: Place = (0, 0)
+    outcomes: list[Outcome] = field(default_factory=list)
+
+
 class LearnedHeads:
     """`heads/state.json` says which have come into use, in order, the last one now; and what trainings have brought.
 
@@ -56,36 +63,29 @@ class LearnedHeads:
         self.root = path if path is not None and path.is_file() else None
         self._hash = hashlib.sha256(self.root.read_bytes()).hexdigest()[:16] if self.root else ""
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> _State:
         with suppress(OSError, ValueError, TypeError, KeyError):
             found = parse_json((self._folder / "state.json").read_text(encoding="utf-8"))
             names = [name for name in found["names"] if isinstance(name, str) and "/" not in name]
             number, size = (int(part) for part in found["learned"])
-            return {
-                "root": self._hash,
-                "names": names if found["root"] == self._hash else [],
-                "learned": (number, size),
-                "outcomes": [Outcome(**outcome) for outcome in found["outcomes"]],
-            }
-        return {"root": self._hash, "names": [], "learned": (0, 0), "outcomes": []}
+            outcomes = [Outcome(**outcome) for outcome in found["outcomes"]]
+            return _State(self._hash, names if found["root"] == self._hash else [], (number, size), outcomes)
+        return _State(self._hash)
 
     @property
     def names(self) -> list[str]:
         """Of those that have come into use; empty: the one that learning begins with is."""
-        found: list[str] = self._state()["names"]
-        return found
+        return self._state().names
 
     @property
     def learned(self) -> Place:
         """Where the records end that have been learned from."""
-        found: Place = self._state()["learned"]
-        return found
+        return self._state().learned
 
     @property
     def outcomes(self) -> list[Outcome]:
         """Of the last trainings."""
-        found: list[Outcome] = self._state()["outcomes"]
-        return found
+        return self._state().outcomes
 
     def load(self) -> HeadFile | None:
         """The newest that is whole; else the one that learning begins with. None: that is no head that can learn."""
@@ -112,21 +112,24 @@ class LearnedHeads:
         state = self._state()
         if path is not None:
             path.chmod(0o600)
-            state["names"] += [path.name]
-        self._write(state | {"learned": learned, "outcomes": [*state["outcomes"], outcome][-MOST_OUTCOMES:]})
+            state.names.append(path.name)
+        state.learned = learned
+        state.outcomes.append(outcome)
+        self._write(state)
         for old in self._folder.glob("*.safetensors"):
-            if old.name not in state["names"][-MOST:]:
+            if old.name not in state.names[-MOST:]:
                 old.unlink(missing_ok=True)
 
     def back(self) -> str:
         """The head before is in use again -> its name. PpsdError where no learned head is in use."""
         state = self._state()
-        if not state["names"]:
+        if not state.names:
             raise PpsdError("no learned head is in use: there is nothing to go back from")
-        self._write(state | {"names": state["names"][:-1]})
-        return state["names"][-2] if len(state["names"]) > 1 else "the one that learning began with"
+        state.names.pop()
+        self._write(state)
+        return state.names[-1] if state.names else "the one that learning began with"
 
-    def _write(self, state: dict[str, Any]) -> None:
+    def _write(self, state: _State) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        kept = {"names": state["names"][-MOST:], "outcomes": [asdict(outcome) for outcome in state["outcomes"]]}
-        write_whole(self._folder / "state.json", json.dumps(state | kept).encode())
+        kept = replace(state, names=state.names[-MOST:], outcomes=state.outcomes[-MOST_OUTCOMES:])
+        write_whole(self._folder / "state.json", json.dumps(asdict(kept)).encode())

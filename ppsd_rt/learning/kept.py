@@ -20,7 +20,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
@@ -90,12 +90,6 @@ class Lock:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-    def __enter__(self) -> "Lock":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Kept:
@@ -271,7 +265,7 @@ def _is_count(value: Any) -> bool:
 def forget(folder: Path) -> int:
     """Delete all that was kept and learned -> bytes. PpsdError while a process keeps answers there, or trains."""
     read_model(folder)  # nobody else's folder is emptied
-    with Lock(folder), Lock(folder, ".training.lock", "learns from"):
+    with closing(Lock(folder)), closing(Lock(folder, ".training.lock", "learns from")):
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         # Last, model.json: a process that is killed here leaves what the next one can delete.
         for path in sorted(folder.iterdir(), key=lambda path: path.name == "model.json"):

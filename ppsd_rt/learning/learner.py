@@ -15,18 +15,18 @@ from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
 
 from ..errors import PpsdError
 from ..forks import hears_of_forks
 from ..generation import Generation
-from ..models.checkpoint import Checkpoint
-from ..models.config import LlamaConfig
-from ..models.head_file import HeadFile
 from ..ranks.threads import start
 from .heads import LearnedHeads
 from .kept import Kept, newest, read_records
+
+if TYPE_CHECKING:
+    from ..engine import Engine
 
 LOOK = 1.0  # seconds between looks at the time
 BEGIN_AFTER = 60.0  # seconds without a request, until a training begins
@@ -38,29 +38,8 @@ RECALLED = 300_000  # ids, the newest: more does the memory of answers not hold
 _LOG = getLogger(__name__)
 
 
-class Learns(Protocol):
-    """An engine."""
-
-    name: str
-    checkpoint: Checkpoint
-    config: LlamaConfig
-    backend: Any
-
-    def swap_head(self, file: HeadFile) -> bool: ...
-
-
-class Training(Protocol):
-    """A training in a process of its own, which runs or is stopped."""
-
-    def stop(self) -> None: ...
-    def go_on(self) -> None: ...
-    def end(self) -> None: ...
-    def status(self) -> int | None:
-        """None: it has not ended."""
-
-
 class Child:
-    """`ppsd-run learn FOLDER --background`."""
+    """`ppsd-run learn FOLDER --background`: a training in a process of its own, which runs or is stopped."""
 
     def __init__(self, folder: Path) -> None:
         command = [sys.executable, "-m", "ppsd_rt", "learn", str(folder), "--background", str(os.getpid())]
@@ -78,6 +57,7 @@ class Child:
         self._process.wait()
 
     def status(self) -> int | None:
+        """None: it has not ended."""
         return self._process.poll()
 
 
@@ -99,10 +79,10 @@ class Learner:
 
     def __init__(
         self,
-        engine: Learns,
+        engine: "Engine",
         folder: Path,
         exit_head: str = "auto",
-        begin: Callable[[Path], Training] = Child,
+        begin: Callable[[Path], Child] = Child,
         resting: Callable[[], bool] = on_battery,
         clock: Callable[[], float] = time.monotonic,
         threaded: bool = True,
@@ -121,7 +101,7 @@ class Learner:
         self._ended: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()  # its `put` may interrupt itself
         self._lock = threading.Lock()  # of what follows
         self._running, self._idle_since, self._stopped_since = 0, clock(), 0.0
-        self._training: Training | None = None
+        self._training: Child | None = None
         self._stopped, self._closed = False, False
         self._before = 0  # tokens that were new when the last training began, unless it has learned from them
         # Those of the head that the engine drafts with. None: not known, as engines may outlive a front.

@@ -3,6 +3,7 @@
 import logging
 import os
 import stat
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -187,7 +188,7 @@ def test_forgetting_leaves_nothing(tmp_path):
     (folder / "heads").mkdir()
     (folder / "heads" / "00001.safetensors").write_bytes(b"head")
     size = (folder / "answers-00000.bin").stat().st_size
-    with Lock(folder, ".training.lock"), pytest.raises(PpsdError, match="learns from"):
+    with closing(Lock(folder, ".training.lock")), pytest.raises(PpsdError, match="learns from"):
         forget(folder)
     assert forget(folder) > size
     assert {path.name for path in folder.iterdir()} <= {".lock", ".training.lock"}
