@@ -18,7 +18,7 @@ from ..cpu.backend import CpuBackend
 from ..cpu.formats import DEFAULT_FORMAT, refuses
 from ..distill import run as distillation
 from ..distill.deduplication import Deduplication
-from ..distill.forecast import PAYS, Forecast, expected_speed, steps_for
+from ..distill.forecast import PAYS, Forecast, expected_speed
 from ..distill.prompts import LONGEST, NO_PROMPTS, Prompts, prompts_of
 from ..distill.rate import first_rate, rate_to_go_on
 from ..distill.self_text import LEAST_ANSWER
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> None:
     elif args.hours is not None:
         settings = replace(settings, tokens=begun)
     if begin is not None and args.learning_rate is None:
-        rate = rate_to_go_on(checkpoint.config.hidden_size, steps_for(settings.train, settings.tokens))
+        rate = rate_to_go_on(checkpoint.config.hidden_size, settings.train.steps(settings.tokens))
         settings = replace(settings, train=replace(settings.train, learning_rate=rate))
     job = job_of(settings)
     job.prepare(args.resume)
@@ -207,7 +207,7 @@ def _tell(forecast: Forecast, settings: distillation.Settings, sampled: int) -> 
     if sampled == 0:
         text = "all of its text has been sampled"
     if settings.kinds != (NGRAM,):
-        steps = max(1, round(forecast.steps(tokens)))
+        steps = max(1, round(settings.train.steps(tokens)))
         text += f", training {steps:,} steps about {duration(training)}; {KNOWN}"
     note(text)
 

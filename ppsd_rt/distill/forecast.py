@@ -15,15 +15,9 @@ from .samplers import Sampler
 from .shards import HELD_OUT_SLOTS, STEPS, Text
 from .train import Trainer, TrainSettings
 
-ANSWERED = 0.65  # of what is sampled, the share that heads are trained on (docs/history/exit-heads.md: 3769 steps)
 PAYS = 1.02  # times plain decoding: from here on drafts are worth their head
 
 Clock = Callable[[], float]  # -> seconds
-
-
-def steps_for(settings: TrainSettings, tokens: int) -> float:
-    """On so many sampled tokens."""
-    return settings.epochs * ANSWERED * tokens / settings.batch_tokens
 
 
 @dataclass(frozen=True)
@@ -40,10 +34,7 @@ class Forecast:
 
     def training(self, tokens: int) -> float:
         """Seconds."""
-        return self.steps(tokens) * self.step_seconds
-
-    def steps(self, tokens: int) -> float:
-        return steps_for(self.settings, tokens)
+        return self.settings.steps(tokens) * self.step_seconds
 
     def shards_within(self, seconds: float, slots: int) -> int:
         """Shards of training text that can be sampled, with one that is held out, and trained on; perhaps none."""

@@ -1,9 +1,8 @@
 """Who samples texts, many side by side: the C++ loop on a CPU, torch on a GPU and where C++ cannot."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,6 @@ from ..models.rope import Rope
 from ..pipeline.rounds import Limits, Round
 from ..pipeline.schedule import PLAIN
 from ..sampling.params import SamplingParams
-from .areas import in_areas
 
 States = npt.NDArray[np.uint16]
 AREA = 16384  # tokens, padding included, of beginnings that pass through the model together
@@ -27,42 +25,22 @@ MOST_SLOTS = 4096  # more make a GPU no faster
 ROWS = 1024  # whose logits are held at a time: [ROWS, vocabulary] in float32
 
 
-class Writing(Protocol):
-    """A text in the making. over: nothing is added to what is `written`. begun: it has been read."""
-
-    over: bool
-
-    @property
-    def written(self) -> list[int]: ...
-
-    @property
-    def begun(self) -> bool: ...
-
-    def states(self) -> States | None:
-        """Of a text that is over: the states of its rows, [rows, kinds, hidden] bfloat16 bits; None: not kept."""
-
-
-class Sampler(Protocol):
-    """Writes `slots` texts of at most `capacity` tokens side by side, each up to one of the ids it was made with."""
-
-    slots: int
-    capacity: int
-    stride: int  # passes of a step
-
-    def write(self, ids: Sequence[int], temperature: float, seed: int, most: int) -> Writing:
-        """Go on with this text, in a slot whose text is over, by `most` ids or up to one that ends it.
-
-        What is written follows from the text and its seed alone, or (torch) from the sampler's seed.
-        """
-
-    def step(self) -> None:
-        """`stride` passes for all texts."""
-
-    def stop(self) -> None:
-        """All texts are over."""
+def in_areas(lengths: Mapping[int, int], area: int) -> Iterator[list[int]]:
+    """Texts that pass through a model together, by their numbers, from the shortest to the longest, so that little is
+    padding: at most `area` tokens, padding included."""
+    group: list[int] = []
+    for number in sorted(lengths, key=lambda number: lengths[number]):
+        if group and (len(group) + 1) * lengths[number] > area:
+            yield group
+            group = []
+        group.append(number)
+    if group:
+        yield group
 
 
 class NativeText:
+    """A text in the making. over: nothing is added to what is `written`. begun: it has been read."""
+
     def __init__(self, answer: _native.LoopAnswer, shape: tuple[int, int, int]) -> None:
         self.answer, self.shape = answer, shape
         self.written: list[int] = []
@@ -77,13 +55,15 @@ class NativeText:
         return bool(self.written)
 
     def states(self) -> States | None:
+        """Of a text that is over: the states of its rows, [rows, kinds, hidden] bfloat16 bits; None: not kept."""
         return self.answer.kept().reshape(self.shape) if self.shape[1] else None
 
 
 class NativeSampler:
-    """A loop of its own, stepped by hand. keep: the layers whose output is handed out."""
+    """Writes `slots` texts of at most `capacity` tokens side by side, each up to one of the ids `ends`: a loop of its
+    own, stepped by hand. keep: the layers whose output is handed out."""
 
-    stride = 1
+    stride = 1  # passes of a step
 
     def __init__(
         self, backend: CpuBackend, slots: int, capacity: int, keep: Sequence[int], ends: Collection[int]
@@ -94,17 +74,23 @@ class NativeSampler:
         self._texts: list[NativeText] = []
 
     def write(self, ids: Sequence[int], temperature: float, seed: int, most: int) -> NativeText:
+        """Go on with this text, in a slot whose text is over, by `most` ids or up to one that ends it.
+
+        What is written follows from the text and its seed alone.
+        """
         limits, params = Limits(len(ids) + most, self.ends), SamplingParams(temperature=temperature, seed=seed)
         self._texts.append(NativeText(self._loop.add(ids, params, PLAIN, limits), self._shape))
         return self._texts[-1]
 
     def step(self) -> None:
+        """`stride` passes for all texts."""
         self._loop.step()
         for text in self._texts:
             text.take()
         self._texts = [text for text in self._texts if not text.over]
 
     def stop(self) -> None:
+        """All texts are over."""
         for text in self._texts:
             text.answer.cancel()
         self.step()
@@ -112,7 +98,7 @@ class NativeSampler:
 
 @dataclass
 class TorchText:
-    """slot: where it is written. written: up to the last step, once it is over."""
+    """As NativeText. slot: where it is written. written: up to the last step, once it is over."""
 
     ids: Sequence[int]
     inverse_temperature: float  # 0: greedy
@@ -137,7 +123,8 @@ def slots_within(memory: float, model: LlamaForCausalLM, capacity: int) -> int:
 
 
 class TorchSampler:
-    """Slots that write one token a pass, thousands of them on a GPU, where one captured pass serves all.
+    """Slots that write one token a pass, thousands of them on a GPU, where one captured pass serves all. All noise
+    follows from the sampler's seed; else as NativeSampler.
 
     What a text begins with passes through the model whole, many texts together, and leaves its keys and values in the
     slot. From there on nothing moves: a slot's rows stay where they are written, and the host looks every `stride`
@@ -195,8 +182,8 @@ class TorchSampler:
         self._texts = [text for text in self._texts if not text.over]
 
     def _begin(self) -> None:
-        for group in in_areas(self._new, range(len(self._new)), AREA):
-            texts = [self._new[index] for index in group]
+        for group in in_areas({place: len(text.ids) for place, text in enumerate(self._new)}, AREA):
+            texts = [self._new[place] for place in group]
             slots = torch.tensor([text.slot for text in texts], device=self.device)
             lengths = torch.tensor([len(text.ids) for text in texts])
             longest = int(lengths[-1])
@@ -291,3 +278,7 @@ class TorchSampler:
         drawn = torch.rand(len(hidden), 1, generator=self.generator, device=self.device) * cumulative[:, -1:]
         warm = torch.searchsorted(cumulative, drawn)[:, 0].clamp_max(logits.shape[1] - 1)
         return torch.where(inverse_temperatures[:, 0] > 0, warm, best)
+
+
+Writing = NativeText | TorchText
+Sampler = NativeSampler | TorchSampler

@@ -9,9 +9,8 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -140,20 +139,22 @@ class NativeSamplers:
             yield from write_shards(plan, self.samplers(plan))
             return
         context = multiprocessing.get_context("spawn")
-        pool: ProcessPoolExecutor | None = None
+        pool: futures.ProcessPoolExecutor | None = None
         try:
             with _terminal_blocked():
                 counter = context.Value("q", plan.there)
             with _terminal_blocked():  # again: the first semaphore starts a process of Python's, and so unblocks
-                pool = ProcessPoolExecutor(workers, context, _start_worker, (self, plan, counter))
-                pending: list[Future[None]] = [pool.submit(_write_in_worker, number) for number in plan.missing()]
+                pool = futures.ProcessPoolExecutor(workers, context, _start_worker, (self, plan, counter))
+                pending = {pool.submit(_write_in_worker, number) for number in plan.missing()}
             while pending:
-                time.sleep(0.2)
-                for future in pending:
-                    if future.done():
-                        _result(future)
-                pending = [future for future in pending if not future.done()]
+                done, pending = futures.wait(pending, timeout=0.2)
+                for future in done:
+                    future.result()
                 yield counter.value
+        except BrokenProcessPool:
+            raise PpsdError(
+                "a sampling process ended abruptly (memory?): go on with --resume, with fewer --threads or --slots"
+            ) from None
         finally:
             if pool is not None:
                 for process in list((pool._processes or {}).values()):  # a shard is saved whole or not at all
@@ -175,16 +176,6 @@ def _terminal_blocked() -> Iterator[None]:
 def torch_samplers(model: Any, plan: Plan) -> Samplers:
     longest = plan.capacity(model.config.max_position_embeddings)
     return lambda slots, seed: TorchSampler(model, slots, longest, seed, plan.mix.end_ids)
-
-
-def _result(future: Future[None]) -> None:
-    """Raises what the worker raised."""
-    try:
-        future.result()
-    except BrokenProcessPool:
-        raise PpsdError(
-            "a sampling process ended abruptly (memory?): go on with --resume, with fewer --threads or --slots"
-        ) from None
 
 
 _worker: dict[str, Any] = {}

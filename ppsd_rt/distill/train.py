@@ -10,13 +10,14 @@ from torch import Tensor
 from ..models.exit_head import ExitHead
 from ..models.llama import LlamaForCausalLM, causal_attention
 from ..models.rope import Rope
-from .areas import in_areas
+from .samplers import in_areas
 from .shards import Text
 
 AREAS = {"cpu": 8192, "cuda": 32768}  # tokens, padding included, that pass through the model together
 WINDOW = 16  # steps that share their texts out by length
 LONGEST_CHUNK = 8  # drafts in a row that a feedback head is trained for
 DEAF_SHARE = 0.1  # of the texts on which a feedback head receives nothing
+ANSWERED = 0.65  # of what is sampled, the share that heads are trained on (docs/history/exit-heads.md: 3769 steps)
 CHUNK = 2048  # rows whose logits are held at a time: [CHUNK, draft vocabulary] in float32
 
 
@@ -27,6 +28,10 @@ class TrainSettings:
     top_weight: float = 0.5  # of the cross-entropy on the model's top token; the rest is the KL to its distribution
     batch_tokens: int = 4096  # answer tokens per step
     epochs: int = 3
+
+    def steps(self, tokens: int) -> float:
+        """On so many sampled tokens."""
+        return self.epochs * ANSWERED * tokens / self.batch_tokens
 
 
 class Trainer:
@@ -124,7 +129,7 @@ class Trainer:
         return shares
 
     def _areas(self, texts: Sequence[Text], batch: Sequence[int]) -> Iterator[list[int]]:
-        return in_areas(texts, batch, AREAS[self.device.type])
+        return in_areas({index: len(texts[index].ids) for index in batch}, AREAS[self.device.type])
 
     def _warmth(self) -> float:
         warm = max(1, round(self.steps * self.settings.warm_up))

@@ -53,7 +53,7 @@ def test_a_training_step_is_measured_once_all_is_warm(states):
 def test_a_forecast_adds_up():
     forecast = Forecast(1000, 2.0, TrainSettings(batch_tokens=650, epochs=2))
     assert forecast.sampling(5000) == 5
-    assert forecast.steps(5000) == 10
+    assert forecast.settings.steps(5000) == 10
     assert forecast.training(5000) == 20
     shard = 1024 / 1000 + forecast.training(1024)
     assert forecast.shards_within(1.024 + 3 * shard, slots=1) == 3
