@@ -67,9 +67,10 @@ class ModelCosts:
         """Into so many stages as is best."""
         return best_split(self.layers, stages, self.exit_layer)
 
-    def costs(self, split: Split, links: float, link_row: float) -> StageCosts:
+    def without_head(self, split: Split) -> tuple[float, ...]:
+        """Seconds of each stage, the exit head left out."""
         first, *others = split.seconds
-        return costs_of_stages([first - self.layers.head, *others], self.layers.head, self.growth, links, link_row)
+        return (first - self.layers.head, *others)
 
 
 def measured(costs: Costs, exit_layer: int, layers: int) -> ModelCosts:

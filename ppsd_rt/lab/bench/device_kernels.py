@@ -44,13 +44,11 @@ class Case:
 
     kernel: str
     rows: int
-    context: int
     bytes: int
     count: int
     launch: Work
     before: Work = lambda: None
-    theirs: Work | None = None  # the same work by torch, launched eagerly
-    theirs_captured: Work | None = None
+    theirs: tuple[Work, Work] | None = None  # the same work by torch: captured, and launched eagerly
     seconds: list[float] = field(default_factory=list)
     graph_seconds: list[float] = field(default_factory=list)
     eager_seconds: list[float] = field(default_factory=list)
@@ -85,10 +83,8 @@ class DeviceBench:
         words = torch.zeros(WORDS, dtype=torch.int32, device=weights.device)
         words[ROWS], words[START], words[KNOWN] = rows, self.context - rows, self.context - rows
         work, bytes, count, theirs = self._kernel(name, words, rows)
-        case = Case(name, rows, self.context, bytes, count, clock.capture(work))
-        if theirs is not None and weights.format not in QUANTISED:
-            case.theirs, case.theirs_captured = theirs, clock.capture(theirs)
-        return case
+        beside = None if theirs is None or weights.format in QUANTISED else (clock.capture(theirs), theirs)
+        return Case(name, rows, bytes, count, clock.capture(work), theirs=beside)
 
     def _step(self, name: str) -> Case:
         """As decoding launches it, always at the same place: the words are put back before each run."""
@@ -106,7 +102,7 @@ class DeviceBench:
         launch = self.clock.capture(stages.draft_step if drafting else stages.plain_step)
         bytes = weights.draft_bytes if drafting else weights.bytes
         layers = weights.exit_layer + len(weights.head.layers) if drafting and weights.head else len(weights.layers)
-        return Case(name, 1, self.context, bytes + layers * self._cache_bytes(), 1, launch, before)
+        return Case(name, 1, bytes + layers * self._cache_bytes(), 1, launch, before)
 
     def _cache_bytes(self) -> int:
         """Of one layer."""
@@ -205,22 +201,15 @@ def measure_device_kernels(
     weights: DeviceWeights,
     kernels: Sequence[str],
     rows: Sequence[int],
-    contexts: Sequence[int],
+    context: int,
     repeats: int,
     facts: dict[str, Any],
-    *,
-    pdl: bool | None = None,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Report, bool]:
-    """The report, and whether it is whole (Ctrl-C ends the run, not the report). pdl: None, where the device has it."""
+    """The report, and whether it is whole (Ctrl-C ends the run, not the report)."""
     clock = DeviceClock(weights.device)
-    if pdl is None:
-        pdl = clock.on_gpu and torch.cuda.get_device_capability(weights.device) >= (9, 0)
-    cases = [
-        case
-        for context in contexts
-        for case in DeviceBench(weights, context, clock, pdl=pdl).cases(kernels or KERNELS, rows)
-    ]
+    pdl = clock.on_gpu and torch.cuda.get_device_capability(weights.device) >= (9, 0)
+    cases = list(DeviceBench(weights, context, clock, pdl=pdl).cases(kernels or KERNELS, rows))
     copy: list[float] = []
 
     def measure(case: Case | None) -> None:
@@ -228,12 +217,13 @@ def measure_device_kernels(
             copy.append(clock.copy_bandwidth())
             return
         case.seconds.append(clock.seconds(case.launch, case.before) / case.count)
-        if case.theirs is not None and case.theirs_captured is not None:
-            case.graph_seconds.append(clock.seconds(case.theirs_captured) / case.count)
-            case.eager_seconds.append(clock.seconds(case.theirs) / case.count)
+        if case.theirs is not None:
+            captured, eager = case.theirs
+            case.graph_seconds.append(clock.seconds(captured) / case.count)
+            case.eager_seconds.append(clock.seconds(eager) / case.count)
 
     whole = take_turns([None, *cases], repeats, measure, advance)
-    rows_of = [_row(case, weights, Spread(tuple(copy))) for case in cases if case.seconds]
+    rows_of = [_row(case, context, weights, Spread(tuple(copy))) for case in cases if case.seconds]
     summary = {
         "copy_gigabytes_per_second": Spread(tuple(copy)).median / 1e9 if copy else None,
         "dependent_launches": pdl,
@@ -244,14 +234,14 @@ def measure_device_kernels(
     return Report("kernels on the device", COLUMNS, rows_of, {**facts, **clock.facts()}, summary), whole
 
 
-def _row(case: Case, weights: DeviceWeights, copy: Spread) -> dict[str, Any]:
+def _row(case: Case, context: int, weights: DeviceWeights, copy: Spread) -> dict[str, Any]:
     seconds = Spread(tuple(case.seconds))
     rate = case.bytes / seconds.median
     row: dict[str, Any] = {
         "kernel": case.kernel,
         "dtype": weights.format,
         "rows": case.rows,
-        "context": case.context,
+        "context": context,
         "microseconds": seconds.map(lambda s: 1e6 * s),
         "bytes": case.bytes,
         "count": case.count,

@@ -8,7 +8,7 @@ has counted in them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import chain
 from statistics import median
@@ -124,7 +124,7 @@ class Case:
         """The same of some of the prompts."""
         prompts = len(self.setting.workload.prompts)
         begins = range(0, len(self.answers) - prompts + 1, prompts)
-        return [_sum([self.answers[begin + number] for number in numbers]) for begin in begins]
+        return [total([self.answers[begin + number] for number in numbers]) for begin in begins]
 
     def of_prompt(self, prompt: int) -> Spread | None:
         """Its decoding speed in every repeat; None for an answer of one token."""
@@ -191,12 +191,13 @@ def _forget(engine: Engine, prompt: Sequence[int]) -> None:
     engine.backend.logits([(prompt[0] + 1) % engine.config.vocab_size])
 
 
-def _sum(parts: Sequence[Statistics]) -> Statistics:
-    total = Statistics()
-    counts = ("accepted", "judged", "dropped", "copied_accepted", "copied_judged", "siblings", "rescued")
-    for name in ("prompt_tokens", "tokens", "seconds", "ttft_seconds", "rounds", "rows", *counts):
-        setattr(total, name, sum(getattr(part, name) for part in parts))
-    return total
+def total(parts: Sequence[Statistics]) -> Statistics:
+    """All counts and times of several answers added up."""
+    sums = Statistics()
+    for name in (one.name for one in fields(Statistics) if one.type is not str and one.name != "threads"):
+        for part in parts:
+            setattr(sums, name, getattr(sums, name) + getattr(part, name))
+    return sums
 
 
 def _report(
@@ -236,7 +237,7 @@ def _measured(case: Case, plain: Case, numbers: Sequence[int]) -> dict[str, Any]
     by_prompt = [own.over(other).median for own, other in pairs if own and other]  # over the repeats
     by_prompt = by_prompt if len(setting.workload.prompts) > 1 else []
     decode, baseline = _decode_rate(samples, prompts), _decode_rate(plain.samples_of(numbers), prompts)
-    rounds, judged = sum(s.rounds for s in samples), sum(s.judged for s in samples)
+    whole = total(samples)
     return {
         "schedule": case.name,
         "oracle": case.oracle,
@@ -256,10 +257,10 @@ def _measured(case: Case, plain: Case, numbers: Sequence[int]) -> dict[str, Any]
         "median_prompt": median(by_prompt) if by_prompt else None,
         "least_prompt": min(by_prompt, default=None),
         "by_prompt": by_prompt,
-        "acceptance": sum(s.accepted for s in samples) / judged if judged else None,
-        "copied": sum(s.copied_accepted for s in samples) / sum(s.tokens for s in samples) or None,
-        "rescued": sum(s.rescued for s in samples) / rounds or None if rounds else None,
-        "tokens_per_round": sum(s.tokens - prompts for s in samples) / rounds if rounds else None,
+        "acceptance": whole.acceptance,
+        "copied": whole.copied_accepted / whole.tokens or None,
+        "rescued": whole.rescued / whole.rounds or None if whole.rounds else None,
+        "tokens_per_round": (whole.tokens - prompts * len(samples)) / whole.rounds if whole.rounds else None,
     }
 
 

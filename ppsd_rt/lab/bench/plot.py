@@ -43,16 +43,6 @@ class Line:
     dashed: bool = False
 
 
-@dataclass(frozen=True)
-class Chart:
-    """y begins at 0."""
-
-    title: str
-    x_name: str
-    y_name: str
-    lines: Sequence[Line]
-
-
 class PlotFile:
     """Tried at once, so that a bad ending, a bad path or no matplotlib is told before the work; see OutputFile."""
 
@@ -63,17 +53,17 @@ class PlotFile:
         need("matplotlib", "plot", "a plot")
         self._file = OutputFile(path, "plot", inputs)
 
-    def finish(self, chart: Chart) -> None:
-        """PpsdError where it cannot be written."""
-        self._file.finish(drawn(chart, self._ending.removeprefix(".")))
+    def finish(self, title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> None:
+        """y begins at 0. PpsdError where it cannot be written."""
+        self._file.finish(_drawn(self._ending.removeprefix("."), title, x_name, y_name, lines))
 
 
-def drawn(chart: Chart, format: str) -> bytes:
-    """The file's content, the same for the same chart. format: svg or png."""
+def _drawn(format: str, title: str, x_name: str, y_name: str, lines: Sequence[Line]) -> bytes:
+    """The file's content, the same for the same lines. format: svg or png."""
     from matplotlib import colormaps, style
     from matplotlib.figure import Figure
 
-    names = [shortened(printable(line.name), _LONGEST_NAME) for line in chart.lines]
+    names = [shortened(printable(line.name), _LONGEST_NAME) for line in lines]
     legend_columns = max(1, int(_WIDTH / (0.5 + 0.06 * max(map(len, names)))))
     colours = (*_COLOURS, *colormaps["tab20"].colors)  # type: ignore[attr-defined]
     buffer = io.BytesIO()
@@ -82,14 +72,14 @@ def drawn(chart: Chart, format: str) -> bytes:
         height = _HEIGHT + _LEGEND_ROW * (1 + len(names) // legend_columns)
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         axes = figure.subplots()
-        for number, (line, name) in enumerate(zip(chart.lines, names, strict=True)):
+        for number, (line, name) in enumerate(zip(lines, names, strict=True)):
             x, y, colour = *zip(*line.points, strict=True), colours[number % len(colours)]
             if line.dashed:  # neighbours in the legend have dashes of other lengths
                 dashes = (0, (1.0 + number % 5, 1.0))
                 axes.plot(x, y, color=colour, label=name, linestyle=dashes, linewidth=2.4, alpha=0.45)
             else:
                 axes.plot(x, y, color=colour, label=name, marker=_MARKERS[number % len(_MARKERS)], markersize=4)
-        axes.set(title=chart.title, xlabel=chart.x_name, ylabel=chart.y_name, ylim=(0, None))
+        axes.set(title=title, xlabel=x_name, ylabel=y_name, ylim=(0, None))
         figure.legend(loc="outside lower center", ncols=legend_columns)
         unwanted = dict.fromkeys(("Creator", "Date") if format == "svg" else ("Software",))
         figure.savefig(buffer, format=format, dpi=300, bbox_inches="tight", metadata=unwanted)

@@ -44,17 +44,9 @@ class Pair:
 
 
 def load_pair(model: str, setup: Setup) -> Pair:
+    same = ("exit_head", "dtype", "threads", "stages", "kv_dtype", "kv_memory")
     with chosen_isa(setup.isa):
-        tested = Engine.from_pretrained(
-            model,
-            exit_head=setup.exit_head,
-            backend="cpu",
-            dtype=setup.dtype,
-            threads=setup.threads,
-            stages=setup.stages,
-            kv_dtype=setup.kv_dtype,
-            kv_memory=setup.kv_memory,
-        )
+        tested = Engine.from_pretrained(model, backend="cpu", **{name: getattr(setup, name) for name in same})
         assert isinstance(tested.backend, CpuBackend)
         beside = tested.backend.beside(setup.reference_threads)
     return Pair(tested, Engine(tested.checkpoint, tested.tokenizer, beside, tested.name))

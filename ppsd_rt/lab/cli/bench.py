@@ -116,7 +116,7 @@ def _device_kernels(args: argparse.Namespace) -> tuple[Report, bool]:
     facts = run_facts("device-kernels", args.model)
     with progress_bar("measuring") as advance:
         return measure_device_kernels(
-            engine.backend.weights, args.kernels, args.rows, [args.context], args.repeats, facts, advance=advance
+            engine.backend.weights, args.kernels, args.rows, args.context, args.repeats, facts, advance
         )
 
 

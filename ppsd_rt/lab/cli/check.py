@@ -5,18 +5,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from ...cli.common import NamedPrompt, as_chat, load_engine, load_one_process, print_json, table
+from ...cli.common import NamedPrompt, as_chat, load_engine, load_one_process, print_json
 from ...cli.notes import complain
 from ...cli.progress import progress_bar
 from ...engine import Engine
 from ...errors import PpsdError, UsageError
 from ...models.head_file import EAGLE3
 from ...pipeline.schedule import PLAIN, Auto, Schedule, parse_schedule
-from ...printable import printable, quoted
+from ...printable import quoted
 from ...sampling.params import SamplingParams
 from ...statistics import Statistics
+from ..bench.generate import total
+from ..bench.report import Report, columns
 from ..campaign.run import departure
-from .bench import interrupted
+from .bench import interrupted, print_report
 from .prompt_files import first_of_each_family, read_prompts
 
 SAMPLINGS = {
@@ -43,6 +45,11 @@ SCHEDULES = (
     "eesd:stop_rule=fixed,siblings=0.005",
     "elastic:siblings=0.005,stop_rule=survival",
 )
+
+COLUMNS = columns(
+    sampling="sampling", schedule="schedule", answers="answers", tokens="tokens", differences="differences",
+    acceptance="acceptance|2", tokens_per_round="tokens per round|2", speed="speed|2"
+)  # fmt: skip
 
 
 @dataclass
@@ -137,33 +144,25 @@ def _report(seen: dict[tuple[str, str], Seen], args: argparse.Namespace, whole: 
     plain = {sampling: its for (sampling, schedule), its in seen.items() if schedule == "plain"}
     rows = []
     for (sampling, schedule), its in seen.items():
-        tokens, judged, rounds = (sum(getattr(s, name) for s in its.answers) for name in ("tokens", "judged", "rounds"))
-        seconds, plain_seconds = (sum(s.decode_seconds for s in one.answers) for one in (its, plain[sampling]))
+        sums, plain_sums = total(its.answers), total(plain[sampling].answers)
         rows.append(
             {
                 "sampling": sampling,
                 "schedule": schedule,
                 "answers": len(its.answers),
-                "tokens": tokens,
+                "tokens": sums.tokens,
                 "differences": len(its.differences),
-                "acceptance": sum(s.accepted for s in its.answers) / judged if judged else None,
-                "tokens_per_round": (tokens - len(its.answers)) / rounds if rounds else None,
-                "speed": plain_seconds / seconds if seconds else None,
+                "acceptance": sums.acceptance,
+                "tokens_per_round": (sums.tokens - len(its.answers)) / sums.rounds if sums.rounds else None,
+                "speed": plain_sums.decode_seconds / sums.decode_seconds if sums.decode_seconds else None,
             }
         )
     if args.json:
         print_json({"answers": answers, "differences": differences, "interrupted": not whole, "rows": rows})
     else:
-        columns = list(rows[0])
-        table(
-            "", [c.replace("_", " ") for c in columns], [[printable(_shown(row[c])) for c in columns] for row in rows]
-        )
+        print_report(Report("", COLUMNS, rows, {}), "table")
         print(f"{len(differences)} differences from plain decoding in {answers} answers")
     return 1 if differences else 0
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _chosen(names: str | None, known: dict[str, SamplingParams]) -> dict[str, SamplingParams]:

@@ -62,7 +62,7 @@ def _rows(args: argparse.Namespace, model: ModelCosts | None) -> Iterator[dict[s
         for drafts in sorted({0, *args.drafts}):
             one = _replica(args, model, chosen["stages"], chosen["batch"], drafts, chosen["link_ms"])
             cluster = _play(args, replace(one, acceptance=chosen["acceptance"]), chosen)
-            row = {"drafts": drafts, **chosen, **_result(cluster, args.requests)}
+            row = {"drafts": drafts, **chosen, **_result(cluster)}
             before = row["token_ms"] if before is None else before
             row["over_plain"] = before / row["token_ms"] if row["token_ms"] else None
             if drafts in args.drafts:
@@ -79,8 +79,8 @@ def _replica(
     else:
         split = model.cut(max(stages, 2))
         head = model.layers.head
-        early = split.seconds[0] - head
-        seconds = (early, *split.seconds[1:])
+        seconds = model.without_head(split)
+        early = seconds[0]
         seconds = (sum(seconds),) if stages == 1 else seconds
         share = (model.growth[-1] - 1) / (len(model.growth) - 1)
     link, late = (link_ms / 1e3, args.late_ms / 1e3) if stages > 1 else (0.0, 0.0)
@@ -97,7 +97,7 @@ def _play(args: argparse.Namespace, replica: Replica, given: dict[str, Any]) -> 
     return run(replicas, requests, by_prefix=args.by_prefix, seed=args.seed)
 
 
-def _result(cluster: Cluster, count: int) -> dict[str, Any]:
+def _result(cluster: Cluster) -> dict[str, Any]:
     """Of the last nine tenths: at first all replicas are idle."""
     kept = cluster.answered[len(cluster.answered) // 10 :]
     seconds = max(a.ended for a in kept) - min(a.ended for a in kept)

@@ -6,7 +6,7 @@ The acceptance is that of the real loop; the costs of drafts are measured; the s
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from ...pipeline.schedule import MAX_ROWS
 from ...planning.planner import TUNING, typical
 from ...sampling.params import SamplingParams
 from ...statistics import Statistics
-from ..bench.plot import Chart, Line, PlotFile
+from ..bench.generate import total
+from ..bench.plot import Line, PlotFile
 from ..bench.report import Report, columns
 from ..bench.spread import take_turns
 from .bench import interrupted, print_report, result_file, run_facts
@@ -100,24 +101,20 @@ def measure_head(
     head, backend = engine.head, engine.backend
     assert head is not None
     assert isinstance(backend, CpuBackend)
-    greedy, warm, families = Statistics(), Statistics(), dict[str, Statistics]()
+    families, warm_answers = dict[str, list[Statistics]](), list[Statistics]()
 
     def measure_prompt(number: int) -> None:
         prompt = prompts[number]
         progress(number)
-        asked, family = as_chat(engine, prompt.prompt, raw=False), families.setdefault(prompt.family, Statistics())
-        for params, totals in (
-            (SamplingParams(max_tokens=max_tokens), (greedy, family)),
-            (SamplingParams(max_tokens=max_tokens, temperature=WARM, seed=number), (warm,)),
+        asked = as_chat(engine, prompt.prompt, raw=False)
+        for params, answers in (
+            (SamplingParams(max_tokens=max_tokens), families.setdefault(prompt.family, [])),
+            (SamplingParams(max_tokens=max_tokens, temperature=WARM, seed=number), warm_answers),
         ):
-            answer = engine.generate(asked, params, f"eesd:length={length},stop_rule=fixed").run().statistics
-            for total in totals:
-                total.rounds += answer.rounds
-                total.accepted += answer.accepted
-                total.judged += answer.judged
-                total.accepted_by_position += answer.accepted_by_position
+            answers.append(engine.generate(asked, params, f"eesd:length={length},stop_rule=fixed").run().statistics)
 
     whole = take_turns(range(len(prompts)), 1, measure_prompt)
+    greedy, warm = total([*chain.from_iterable(families.values())]), total(warm_answers)
     if not whole and not greedy.rounds:
         return None, False
     # How many rounds got so far: of draft n those whose first n drafts were all accepted.
@@ -131,27 +128,25 @@ def measure_head(
         acceptance=greedy.acceptance or 0.0,
         warm=warm.acceptance or 0.0,
         by_position=[now / max(before, 1) for before, now in pairwise(reached)],
-        by_family={family: totals.acceptance or 0.0 for family, totals in families.items()},
+        by_family={family: total(answers).acceptance or 0.0 for family, answers in families.items()},
         survival=[greedy.accepted_by_position[place] / reached[0] for place in range(1, length + 1)],
         costs=typical([backend.costs(again=True) for _ in range(TUNING.moments)]),
     )
     return measure, whole
 
 
-def speeds_chart(measures: Sequence[HeadMeasure], speeds: Sequence[float] = (1.2, 1.5, 2.0, 2.5)) -> Chart:
-    """Acceptance against the cost of a draft, and for each speed the acceptance that reaches it at that cost."""
+def lines_of(measures: Sequence[HeadMeasure]) -> list[Line]:
+    """Acceptance against the cost of a draft, and for some speeds the acceptance that reaches it at that cost."""
     plain = measures[0].costs
     dearest = max(0.2, *(measure.draft_cost for measure in measures)) * 1.1
     costs = [dearest * i / 24 for i in range(25)]
     lines = []
-    for speed in speeds:
+    for speed in (1.2, 1.5, 2.0, 2.5):
         needed = [(cost, _needed(plain, cost, speed)) for cost in costs]
         points = [(cost, acceptance) for cost, acceptance in needed if acceptance is not None]
         if points:
             lines.append(Line(f"{speed:g} times plain", points, dashed=True))
-    lines += [Line(m.name, [(m.draft_cost, m.acceptance)]) for m in measures]
-    title = "Exit heads: greedy, drafting and verifying in turns"
-    return Chart(title, "time of a draft / time of a plain step", "acceptance", lines)
+    return lines + [Line(m.name, [(m.draft_cost, m.acceptance)]) for m in measures]
 
 
 def _needed(costs: Costs, draft_cost: float, speed: float) -> float | None:
@@ -204,7 +199,8 @@ def run(args: argparse.Namespace) -> int:
     summary["results"] = [measure.as_dict() for measure in measures]
     print_report(Report(title, COLUMNS, [m.as_row() for m in measures], facts, summary), args.output, file)
     if plot:
-        plot.finish(speeds_chart(measures))
+        title = "Exit heads: greedy, drafting and verifying in turns"
+        plot.finish(title, "time of a draft / time of a plain step", "acceptance", lines_of(measures))
     return 0 if whole else interrupted()
 
 

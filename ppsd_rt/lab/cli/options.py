@@ -5,18 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...cli.options import model_options, sampling_options, schedule_options
-from ...cli.values import (
-    Add,
-    at_most,
-    group,
-    named,
-    number,
-    positive,
-    probability,
-    seconds,
-    whole,
-    zero_or,
-)
+from ...cli.values import Add, at_most, group, named, number, positive, probability, seconds, whole, zero_or
 from ...printable import quoted
 
 Item = TypeVar("Item")

@@ -1,7 +1,7 @@
 """`ppsd-run lab simulate`: schedules in simulated time, for pipelines that are not at hand."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
@@ -14,7 +14,7 @@ from ...pipeline.schedule import Auto, Schedule, parse_schedule
 from ...planning.closed_forms import closed_form
 from ...trace import TraceFile
 from ..bench.report import Report, columns
-from ..simulate import ModelCosts, Simulation, costs_of_stages, growth, measured, simulate, utilisation
+from ..simulate import ModelCosts, Simulation, Table, costs_of_stages, growth, measured, simulate, utilisation
 from .bench import interrupted, print_report, result_file, run_facts
 from .cluster import run_cluster
 from .options import MOST_PASSES, MOST_STAGES, SCHEDULES
@@ -28,11 +28,17 @@ _COLUMNS = columns(
 
 @dataclass(frozen=True)
 class Pipeline:
-    """costs(link seconds); split: layers in each stage, where there are layers."""
+    """seconds: of each stage for one row, the draft stage first, without the exit head; split: layers in each stage,
+    where there are layers."""
 
-    stages: int
-    costs: Callable[[float], StageCosts]
+    seconds: tuple[float, ...]
+    head: float
+    growth: Table
+    link_row: float
     split: tuple[int, ...] | None = None
+
+    def costs(self, links: float) -> StageCosts:
+        return costs_of_stages(self.seconds, self.head, self.growth, links, self.link_row)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
                 found = simulate(schedule, costs, chance, args.tokens, args.seed, trace=True, second=args.second)
                 if trace and (pipeline, link_ms, chance) == combinations[0]:
                     trace.add(found.spans, name)
-                case = {"stages": pipeline.stages, "link_ms": link_ms, "acceptance": chance, "schedule": name}
+                case = {"stages": len(pipeline.seconds), "link_ms": link_ms, "acceptance": chance, "schedule": name}
                 rows.append({**case, **_figures(found, costs, closed_form(schedule, costs, chance))})
         except KeyboardInterrupt:
             if not rows:
@@ -100,41 +106,34 @@ def _model(args: argparse.Namespace) -> ModelCosts | None:
 
 
 def _pipelines(args: argparse.Namespace, model: ModelCosts | None) -> list[Pipeline]:
-    link_row = _link_row(args)
-    if model is None:
-        return _plain_pipelines(args, link_row)
-
-    def pipeline(stages: int) -> Pipeline:
-        split = model.cut(stages)
-        return Pipeline(len(split.sizes), lambda links: model.costs(split, links, link_row), split.sizes)
-
-    return [pipeline(stages) for stages in args.stages or [4]]
+    """Cut from the model's layers; or stages without layers, equal ones or each with its time."""
+    link_row, numbers = _link_row(args), args.stages or [4]
+    if model is not None:
+        splits = [model.cut(stages) for stages in numbers]
+        return [
+            Pipeline(model.without_head(split), model.layers.head, model.growth, link_row, split.sizes)
+            for split in splits
+        ]
+    head, more = (args.head_ms or 0.0) / 1e3, growth(args.row_share or 0.0)
+    token = 20.0 if args.token_ms is None else args.token_ms
+    cases = [[token / stages] * stages for stages in numbers]
+    if args.stage_ms:
+        _exclude(args, "stage_ms", ("stages", "token_ms"))
+        cases = [args.stage_ms]
+    pipelines = [Pipeline(tuple(ms / 1e3 for ms in case), head, more, link_row) for case in cases]
+    for pipeline in pipelines:
+        pipeline.costs(0.0)  # refuses what makes no sense, before anything runs
+    return pipelines
 
 
 def _check_work(tokens: int, pipelines: Sequence[Pipeline]) -> None:
-    stages = max(pipeline.stages for pipeline in pipelines)
+    stages = max(len(pipeline.seconds) for pipeline in pipelines)
     if stages > MOST_STAGES:
         raise UsageError(f"a pipeline of {stages} stages is more than the {MOST_STAGES} that can be simulated")
     if tokens * stages > MOST_PASSES:
         raise UsageError(
             f"{tokens} tokens through {stages} stages are too many: at most --tokens {MOST_PASSES // stages}"
         )
-
-
-def _plain_pipelines(args: argparse.Namespace, link_row: float) -> list[Pipeline]:
-    """Stages without layers: equal ones, or each with its time."""
-    head, more = (args.head_ms or 0.0) / 1e3, growth(args.row_share or 0.0)
-
-    def pipeline(milliseconds: Sequence[float]) -> Pipeline:
-        seconds = [ms / 1e3 for ms in milliseconds]
-        costs_of_stages(seconds, head, more, 0.0, link_row)  # refuses what makes no sense, before anything runs
-        return Pipeline(len(seconds), lambda links: costs_of_stages(seconds, head, more, links, link_row))
-
-    if args.stage_ms:
-        _exclude(args, "stage_ms", ("stages", "token_ms"))
-        return [pipeline(args.stage_ms)]
-    token = 20.0 if args.token_ms is None else args.token_ms
-    return [pipeline([token / stages] * stages) for stages in args.stages or [4]]
 
 
 def _link_row(args: argparse.Namespace) -> float:
@@ -199,7 +198,7 @@ def _describe(pipeline: Pipeline) -> dict[str, Any]:
     costs = pipeline.costs(0.0)
     stages = [costs.row_step, *(stage[0] for stage in costs.stages)]
     return {
-        "stages": pipeline.stages,
+        "stages": len(pipeline.seconds),
         "split": pipeline.split,
         "stage_ms": [1e3 * seconds for seconds in stages],
         "exit_head_ms": 1e3 * (costs.draft_step - costs.row_step),

@@ -5,7 +5,7 @@ the events (`trace.MARKS`): so event n happened at mark n.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import median
 
@@ -52,10 +52,10 @@ class Recording:
     spans: tuple[Span, ...]
     drafts: tuple[DraftToken, ...]
     verdicts: tuple[Verdict, ...]
-    end: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "end", self.verdicts[-1].at if self.verdicts else 0.0)
+    @property
+    def end(self) -> float:
+        return self.verdicts[-1].at if self.verdicts else 0.0
 
     def moments(self) -> list[float]:
         """When something was drawn or judged, in order."""

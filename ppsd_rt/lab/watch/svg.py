@@ -4,6 +4,7 @@ Styles do it all (CSS animations), so that it plays inside an `<img>`. Where mot
 shows the beginning as it was judged.
 """
 
+from collections.abc import Iterator
 from html import escape
 
 from ...printable import printable, shortened
@@ -77,10 +78,12 @@ def draw(recording: Recording, prompt: str, slow: float) -> str:
     lanes = [f'<text x="16" y="{_middle(track)}">{escape(name)}</text>' for track, name in enumerate(recording.stages)]
     verdict_lane = len(recording.stages)
     lanes.append(f'<text x="16" y="{_middle(verdict_lane)}">verdicts: committed</text>')
-    moving = _ticks(recording, scale, verdict_lane)
-    moving += _drafts(recording, scale, animation)
-    moving += _passes(recording, scale, animation)
-    moving += _verdicts(recording, scale, animation, verdict_lane)
+    moving = [
+        *_ticks(recording, scale, verdict_lane),
+        *_drafts(recording, scale, animation),
+        *_passes(recording, scale, animation),
+        *_verdicts(recording, scale, animation, verdict_lane),
+    ]
     top = _TOP + _LANE * (verdict_lane + 1) + 20
     answer, bottom = _answer(recording, animation, top)
     heading = f"“{shortened(printable(prompt), 60)}”  {recording.title}: recorded, then shown {slow:g} times slower"
@@ -110,34 +113,28 @@ def _middle(lane: int) -> int:
     return _TOP + _LANE * lane + _BLOCK // 2 + 4
 
 
-def _ticks(recording: Recording, scale: float, lanes: int) -> list[str]:
+def _ticks(recording: Recording, scale: float, lanes: int) -> Iterator[str]:
     """Vertical lines at round times, at most seven of them to be seen at once."""
     window = (_RIGHT - _LEFT) / scale
     every = next(unit * 10**power for power in range(12) for unit in (1, 2, 5) if 7 * unit * 10**power > window)
-    parts = []
     for number in range(int(recording.end / every) + 1):
         x = _RIGHT + number * every * scale
-        parts.append(f'<path class="line" d="M{x:.1f} {_TOP - 8}V{_TOP + _LANE * (lanes + 1)}"/>')
-        parts.append(
-            f'<text class="dim" x="{x + 3:.1f}" y="{_TOP - 4}" font-size="10">{number * every / 1000:g} ms</text>'
-        )
-    return parts
+        yield f'<path class="line" d="M{x:.1f} {_TOP - 8}V{_TOP + _LANE * (lanes + 1)}"/>'
+        yield f'<text class="dim" x="{x + 3:.1f}" y="{_TOP - 4}" font-size="10">{number * every / 1000:g} ms</text>'
 
 
-def _block(track: int, begin: float, end: float, scale: float, kind: str, label: str, more: str = "") -> list[str]:
+def _block(track: int, begin: float, end: float, scale: float, kind: str, label: str, more: str = "") -> Iterator[str]:
     x, width = _RIGHT + begin * scale, max((end - begin) * scale - 1, 1.0)
     y = _TOP + _LANE * track
-    parts = [f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BLOCK}"{more}/>']
+    yield f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BLOCK}"{more}/>'
     room = int((width - 4) / _LETTER)
     label = printable(label)
     label = label if len(label) <= room else label[: max(room - 1, 0)] + "…" * (room > 0)
     if label.strip():
-        parts.append(f'<text class="mono" x="{x + 3:.1f}" y="{_middle(track)}">{escape(label)}</text>')
-    return parts
+        yield f'<text class="mono" x="{x + 3:.1f}" y="{_middle(track)}">{escape(label)}</text>'
 
 
-def _drafts(recording: Recording, scale: float, animation: _Animation) -> list[str]:
-    parts: list[str] = []
+def _drafts(recording: Recording, scale: float, animation: _Animation) -> Iterator[str]:
     waiting = list(recording.drafts)
     for name, track, _, begin, end in recording.spans:
         if track:
@@ -150,25 +147,22 @@ def _drafts(recording: Recording, scale: float, animation: _Animation) -> list[s
         if drawn:
             kind = drawn[-1].fate
             more = animation.until(drawn[-1].judged, _LOOKS["flying"], _LOOKS[kind])
-        parts += _block(track, begin, end, scale, kind, "".join(draft.text for draft in drawn), more)
-    return parts
+        yield from _block(track, begin, end, scale, kind, "".join(draft.text for draft in drawn), more)
 
 
-def _passes(recording: Recording, scale: float, animation: _Animation) -> list[str]:
-    parts: list[str] = []
+def _passes(recording: Recording, scale: float, animation: _Animation) -> Iterator[str]:
     for name, track, rows, begin, end in recording.spans:
         if not track:
             continue
         dropped = name.startswith("dropped")
         more = animation.until(end, _LOOKS["verify"], _LOOKS["dropped"]) if dropped else ""
         label = f"{rows} token{'s' * (rows != 1)}"
-        parts += _block(track, begin, end, scale, "dropped" if dropped else "verify", label, more)
-    return parts
+        yield from _block(track, begin, end, scale, "dropped" if dropped else "verify", label, more)
 
 
-def _verdicts(recording: Recording, scale: float, animation: _Animation, lane: int) -> list[str]:
+def _verdicts(recording: Recording, scale: float, animation: _Animation, lane: int) -> Iterator[str]:
     """What each committed, left of its moment, as far as there is room after the one before."""
-    parts, before = [], 0.0
+    before = 0.0
     for verdict in recording.verdicts:
         x = _RIGHT + verdict.at * scale
         room = int((verdict.at - before) * scale / _LETTER) - 1
@@ -176,8 +170,7 @@ def _verdicts(recording: Recording, scale: float, animation: _Animation, lane: i
         words = _words(verdict, room)
         shown = animation.until(verdict.at, "opacity: 0", "opacity: 1")
         spans = "".join(f'<tspan class="{_ink(kind)}">{escape(text)}</tspan>' for kind, text in words)
-        parts.append(f'<text class="mono" text-anchor="end" x="{x:.1f}" y="{_middle(lane)}"{shown}>{spans}</text>')
-    return parts
+        yield f'<text class="mono" text-anchor="end" x="{x:.1f}" y="{_middle(lane)}"{shown}>{spans}</text>'
 
 
 def _ink(origin: str) -> str:

@@ -25,7 +25,7 @@ CONFIG = LlamaConfig.from_dict(
 @pytest.mark.parametrize("format", ["float32" if DEVICE == "cpu" else "bfloat16", slow("int4")])
 def test_every_kernel_is_measured(format):
     weights = DeviceWeights.random(CONFIG, format, DEVICE).with_random_head("layer", 1, range(32))
-    report, whole = measure_device_kernels(weights, (), [3], [40], 1, {"model": "tiny"})
+    report, whole = measure_device_kernels(weights, (), [3], 40, 1, {"model": "tiny"})
     assert whole
     rows = {row["kernel"]: row for row in report.rows}
     assert list(rows) == list(KERNELS)
@@ -46,4 +46,4 @@ def test_every_kernel_is_measured(format):
 def test_an_unknown_kernel_is_refused():
     weights = DeviceWeights.random(CONFIG, "int8", DEVICE)
     with pytest.raises(UsageError, match="kernels are qkv"):
-        measure_device_kernels(weights, ["conv"], [1], [16], 1, {})
+        measure_device_kernels(weights, ["conv"], [1], 16, 1, {})

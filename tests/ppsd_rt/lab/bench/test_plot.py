@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from ppsd_rt.errors import PpsdError, UsageError
-from ppsd_rt.lab.bench.plot import Chart, Line, PlotFile
+from ppsd_rt.lab.bench.plot import Line, PlotFile
 
 POINTS = [(0, 1), (0.5, 2), (1, 2.5)]
 
@@ -14,7 +14,7 @@ def plotted(path, *lines):
     path.write_text("old")
     plot = PlotFile(str(path))
     assert path.read_text() == "old"
-    plot.finish(Chart("title", "delay (ms)", "speed", lines))
+    plot.finish("title", "delay (ms)", "speed", lines)
     return path.read_bytes()
 
 

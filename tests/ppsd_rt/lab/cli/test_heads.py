@@ -10,7 +10,7 @@ from ppsd_rt import Engine, SamplingParams
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.cli.common import NamedPrompt
 from ppsd_rt.cli.main import main
-from ppsd_rt.lab.cli.heads import HeadMeasure, _needed, measure_head, speeds_chart
+from ppsd_rt.lab.cli.heads import HeadMeasure, _needed, lines_of, measure_head
 from ppsd_rt.models.checkpoint import Checkpoint
 
 COSTS = Costs(StageCosts(0.1, 0.2, tuple(1.0 + 0.1 * rows for rows in range(16))), None)  # a plain step: 1.1
@@ -37,7 +37,7 @@ def test_lines_of_equal_speed():
     ]
     assert max(speeds) == pytest.approx(1.5, rel=1e-6)
     assert _needed(COSTS, 5.0, 1.5) is None  # no acceptance makes up for such a price
-    lines = speeds_chart([measure_of([0.8])]).lines
+    lines = lines_of([measure_of([0.8])])
     assert [(line.name, line.dashed) for line in lines][1::3] == [("1.5 times plain", True), ("a", False)]
 
 
