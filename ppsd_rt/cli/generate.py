@@ -36,13 +36,7 @@ from .common import (
 from .notes import complain, note
 from .progress import PromptBar
 
-_APART = (
-    ("chat", "prompts"),
-    ("chat", "json"),
-    ("chat", "raw"),
-    ("json", "show_drafts"),
-    ("quiet", "explain"),
-)
+_APART = (("chat", "prompts"), ("chat", "json"), ("chat", "raw"), ("json", "show_drafts"), ("quiet", "explain"))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -32,13 +32,9 @@ def rank_options(args: argparse.Namespace, size: int) -> RankOptions:
         raise UsageError(
             f"--link-ms is from 0 to half of --rank-timeout, {500 * args.rank_timeout:g}, not {args.link_ms:g}"
         )
+    same = ("model", "exit_head", "dtype", "kv_dtype", "kv_memory", "threads")
     return RankOptions(
-        model=args.model,
-        exit_head=args.exit_head,
-        dtype=args.dtype,
-        kv_dtype=args.kv_dtype,
-        kv_memory=args.kv_memory,
-        threads=args.threads,
+        **{name: getattr(args, name) for name in same},
         sizes=sizes,
         schedule=getattr(args, "schedule", None) or getattr(args, "schedules", None) or "",
         link_delay=args.link_ms / 1000,

@@ -62,11 +62,29 @@ def number(text: str) -> float:
         raise ArgumentTypeError(f"{quoted(text)} is not a number") from None
 
 
-def _or_nan(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+def _number_that(fits: Callable[[float], bool], otherwise: str) -> Callable[[str], float]:
+    """A number with a range; what is none is NaN, which fits nowhere."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not fits(value):
+            raise ArgumentTypeError(f"{quoted(text)} is {otherwise}")
+        return value
+
+    return parse
+
+
+probability = _number_that(lambda value: 0 <= value <= 1, "not a probability from 0 to 1")
+seconds = _number_that(lambda value: 0 < value <= 366 * 86400, "not a number of seconds above 0")
+
+
+def zero_or(least: float, most: float) -> Callable[[str], float]:
+    """0, or a number that arithmetic in float64 has room for."""
+    otherwise = f"neither 0 nor a number from {least:g} to {most:g}"
+    return _number_that(lambda value: value == 0 or least <= value <= most, otherwise)
 
 
 def positive(text: str) -> int:
@@ -87,19 +105,6 @@ def at_most(most: int) -> Callable[[str], int]:
     return parse
 
 
-def probability(text: str) -> float:
-    if not 0 <= (value := _or_nan(text)) <= 1:
-        raise ArgumentTypeError(f"{quoted(text)} is not a probability from 0 to 1")
-    return value
-
-
-def seconds(text: str) -> float:
-    """Above 0, and no more than a year."""
-    if not 0 < (value := _or_nan(text)) <= 366 * 86400:
-        raise ArgumentTypeError(f"{quoted(text)} is not a number of seconds above 0")
-    return value
-
-
 def address(text: str) -> tuple[str, int]:
     """HOST:PORT; of a port alone the host is 127.0.0.1."""
     host, _, port = text.rpartition(":")
@@ -117,15 +122,3 @@ def setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except (ValueError, RecursionError):
         return name, value
-
-
-def zero_or(least: float, most: float) -> Callable[[str], float]:
-    """0, or a number that arithmetic in float64 has room for."""
-
-    def parse(text: str) -> float:
-        value = _or_nan(text)
-        if not (value == 0 or least <= value <= most):
-            raise ArgumentTypeError(f"{quoted(text)} is neither 0 nor a number from {least:g} to {most:g}")
-        return value
-
-    return parse
