@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
         checkpoint, "auto" if args.dtype in ("int8", "int4") else args.dtype, args.device, args.threads
     ).model
     work = Path(args.work or f"{Path(args.out).with_suffix('')}-work")
-    text = Path(args.text) if args.text else None
+    text = Path(args.text) if args.text else work
     workers = args.threads or os.cpu_count() or 1
 
     def job_of(settings: distillation.Settings) -> distillation.Distillation:

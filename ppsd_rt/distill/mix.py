@@ -30,11 +30,11 @@ _PASSAGE = "{}"  # in a starter: where its passages stand
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a text begins with. asks: the rest of a question comes first, of at most `most_question` tokens."""
+    """What a text begins with. most_question: tokens of the rest of a question, which
+    the model writes first; 0: it answers at once."""
 
     family: str
     ids: Ids
-    asks: bool
     most_question: int
 
 
@@ -104,7 +104,7 @@ class Mix:
         """None: there is nothing yet that it could be about."""
         before, after = source.choice(family.starters)
         if family.name == PLAIN:
-            return Beginning(PLAIN, before, False, 0)
+            return Beginning(PLAIN, before, 0)
         if family.goes_on:
             said = [ids for name in family.about for ids in recent.conversations.get(name, ())]
             said = [ids for ids in said if len(ids) <= LONGEST_PASSAGES and ids[-1] in self.end_ids]
@@ -114,8 +114,8 @@ class Mix:
             ids = None if passages is None else self._opening(source) + before + passages + after
         if ids is None:
             return None
-        asks = family.most_question > 0
-        return Beginning(family.name, ids if asks else ids + self.between, asks, family.most_question)
+        whole = ids if family.most_question else ids + self.between
+        return Beginning(family.name, whole, family.most_question)
 
     def _opening(self, source: random.Random) -> Ids:
         if len(self.openings) > 1 and source.random() < SYSTEM_SHARE:

@@ -101,35 +101,31 @@ class Progress:
     acceptance: tuple[float, ...] = ()
 
 
+@dataclass
 class Distillation:
-    """sample() then train() then save(); both of the former yield Progress and may be cut off anywhere."""
+    """sample() then train() then save(); both of the former yield Progress and may be cut off anywhere.
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        model: LlamaForCausalLM,
-        tokenizer: Tokenizer,
-        settings: Settings,
-        folder: Path,
-        text: Path | None = None,
-        judges: Sequence[str] = (),
-        workers: int = 1,
-        begin: HeadFile | None = None,
-        tell: Callable[[str], None] = lambda text: None,
-        prompts: Prompts = NO_PROMPTS,
-        before: HeadFile | None = None,
-    ) -> None:
-        """text: the folder of the sampled text, which several runs can share; by default the run's own.
+    text: the folder of the sampled text, which several runs can share. judges: prompts that heads are judged by; text
+    that holds one is not trained on. workers: processes that sample side by side on a CPU; they do not change what is
+    sampled. begin: a head that training goes on from. tell: of what the user should know. before: a head that the new
+    ones are compared with, on held-out prompts.
+    """
 
-        judges: prompts that heads are judged by; text that holds one is not trained on.
-        workers: processes that sample side by side on a CPU; they do not change what is sampled.
-        begin: a head that training goes on from. tell: of what the user should know.
-        before: a head that the new ones are compared with, on held-out prompts.
-        """
-        self.checkpoint, self.model, self.tokenizer = checkpoint, model, tokenizer
-        self.settings, self.folder, self.text = settings, folder, text or folder
-        self.judges, self.workers, self.begin, self.tell = judges, workers, begin, tell
-        self.prompts, self.before = prompts, before
+    checkpoint: Checkpoint
+    model: LlamaForCausalLM
+    tokenizer: Tokenizer
+    settings: Settings
+    folder: Path
+    text: Path
+    judges: Sequence[str] = ()
+    workers: int = 1
+    begin: HeadFile | None = None
+    tell: Callable[[str], None] = lambda text: None
+    prompts: Prompts = NO_PROMPTS
+    before: HeadFile | None = None
+
+    def __post_init__(self) -> None:
+        model, settings, checkpoint = self.model, self.settings, self.checkpoint
         self.trials: list[Trial] = []
         self.judged = False  # the learning rate stays
         self.infos = [
@@ -147,12 +143,12 @@ class Distillation:
         ]
         for info in self.infos:
             info.check(model.config)
-            if begin is not None:
-                begin.check_grows(info, model.config)
-        mix = mix_of(tokenizer, frozenset(checkpoint.config.eos_token_ids))
+            if self.begin is not None:
+                self.begin.check_grows(info, model.config)
+        mix = mix_of(self.tokenizer, frozenset(checkpoint.config.eos_token_ids))
         keep = (*(layer for layer in settings.exit_layers if layer > 0), model.config.num_hidden_layers)
         keep = keep if self.infos else ()
-        self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep, prompts)
+        self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep, self.prompts)
         self.device = model.model.norm.weight.device
         if self.device.type == "cuda":
             torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape

@@ -75,10 +75,10 @@ class SelfText:
         if given is None:
             beginning, greedy = self.mix.draw(draw, self.recent), draw.random() < GREEDY_SHARE
         else:
-            beginning, greedy = Beginning(FAMILY, given[0], False, 0), given[1]
+            beginning, greedy = Beginning(FAMILY, given[0], 0), given[1]
         answer = 0.0 if greedy else draw.choice(ANSWER_TEMPERATURES)
         question, seed = draw.choice(QUESTION_TEMPERATURES), draw.getrandbits(63)
-        begun = 0 if beginning.asks else len(beginning.ids)
+        begun = 0 if beginning.most_question else len(beginning.ids)
         return Conversation(beginning, list(beginning.ids), seed, question, answer, begun)
 
     def _begin(self, slot: Conversation) -> tuple[Conversation, Writing]:

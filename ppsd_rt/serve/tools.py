@@ -15,13 +15,8 @@ from .errors import ApiError
 from .requests import ChatRequest, Function, Json
 
 _MOST_CALLS = 16  # of one answer that has to make some
-_MARKS = (
-    "[TOOL_CALLS]",
-    "[ARGS]",
-    "<|python_tag|>",
-    "<tool_call>",
-    "</tool_call>",
-)  # tokens of their own, in some models
+# Tokens of their own, in some models.
+_MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>")
 
 
 @dataclass(frozen=True)

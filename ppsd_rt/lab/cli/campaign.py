@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from ...cpu.formats import KV_FORMATS, kv_format
 from ...cpu.machine import cpu_name
 from ...engine import Engine
 from ...errors import PpsdError, UsageError
+from ...extras import is_there
 from ...models.cache import cache_dir
 from ...models.head_file import EAGLE3
 from ..campaign import draw
@@ -206,7 +206,7 @@ def _material(args: argparse.Namespace, engine: Engine, own: bool) -> Material:
         siblings=backend.siblings,
         overlaps=engine.head is None or engine.head.kind != EAGLE3,
         extras=bool(backend.extras),
-        grammars="grammar" in backend.extras and find_spec("llguidance") is not None,
+        grammars="grammar" in backend.extras and is_there("llguidance"),
     )
 
 

@@ -86,11 +86,7 @@ def _shown(text: str) -> str:
 
 
 def play(
-    recording: Recording,
-    slow: float,
-    console: Console,
-    clock: Clock = CLOCK,
-    step: Callable[[], bool] | None = None,
+    recording: Recording, slow: float, console: Console, clock: Clock = CLOCK, step: Callable[[], bool] | None = None
 ) -> None:
     """Show it, `slow` times slower than it was. step: waits for the user before each moment; False: enough."""
     pace = "" if step else f", shown {slow:g} times slower"

@@ -80,7 +80,7 @@ def test_conversations_have_the_shape_of_the_template(generated, mix):
     for conversation in generated.finished:
         ids, answer, beginning = conversation.ids, conversation.answer, conversation.beginning
         assert tuple(ids[: len(beginning.ids)]) == beginning.ids
-        if beginning.asks:
+        if beginning.most_question:
             question = ids[len(beginning.ids) : answer - len(mix.between)]
             assert any(beginning.ids[: len(opening)] == opening for opening in mix.openings)
             assert tuple(ids[answer - len(mix.between) : answer]) == mix.between
@@ -302,7 +302,9 @@ def job(folder, model, tokenizer, tmp_path, monkeypatch):
         train = TrainSettings(learning_rate=rate, batch_tokens=512, epochs=4)
         settings = Settings(model_hash=checkpoint.hash, train=train, **{**options, **changes})
         begin = HeadFile.load(begin, checkpoint) if begin else None
-        job = Distillation(checkpoint, model, tokenizer, settings, tmp_path / name, text, begin=begin)
+        job = Distillation(
+            checkpoint, model, tokenizer, settings, tmp_path / name, text or tmp_path / name, begin=begin
+        )
         job.prepare(resume)
         return job
 
