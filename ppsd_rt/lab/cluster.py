@@ -1,7 +1,7 @@
 """Replicas in simulated time: requests arrive, wait for room, and are decoded together.
 
     replica = Replica(stages=(0.02,), early=0.002, head=0.0005, row_share=0.02, batch=16)
-    run([replica] * 4, poisson(rate=3.0, count=1000, shape=Shape(prompt=200, answer=150)))
+    Cluster([replica] * 4).run(poisson(rate=3.0, count=1000, shape=Shape(prompt=200, answer=150)))
 
 A replica is a pipeline of stages, each a worker of its own; of one stage it is a process. Its answers share passes.
 Over several stages as many passes are under way as there are stages, each with its share of the answers, as in
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from random import Random
+from typing import Self
 
 PASS_ROWS = 64  # of a prompt in one pass
 
@@ -102,7 +103,7 @@ def poisson(rate: float, count: int, shape: Shape, burst: int = 1, seed: int = 0
 
 
 def users(number: int, think: float, shape: Shape, seed: int = 0) -> list[Request]:
-    """The first request of each; `run` has them ask again."""
+    """The first request of each; a cluster has them ask again."""
     rng = Random(seed)
     return [shape.request(user, rng.expovariate(1 / think), rng, think) for user in range(number)]
 
@@ -158,7 +159,9 @@ class Cluster:
     """shape: of the requests that users ask next. by_prefix: requests that begin alike go to one replica while it has
     room."""
 
-    def __init__(self, replicas: Sequence[Replica], shape: Shape | None, by_prefix: bool, seed: int) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], shape: Shape | None = None, by_prefix: bool = False, seed: int = 0
+    ) -> None:
         self._running = [_Running(replica) for replica in replicas]
         self._shape, self._by_prefix, self._seed = shape, by_prefix, seed
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -167,13 +170,15 @@ class Cluster:
         self.answered: list[Answered] = []
         self.now = 0.0
 
-    def run(self, requests: Sequence[Request], most: int) -> None:
-        """Until `most` requests have been answered."""
+    def run(self, requests: Sequence[Request], most: int | None = None) -> Self:
+        """Until `most` requests have been answered, or as many as there are."""
         for request in requests:
             self._at(request.arrival, partial(self._arrive, request))
+        most = len(requests) if most is None else most
         while self._events and len(self.answered) < most:
             self.now, _, happen = heapq.heappop(self._events)
             happen()
+        return self
 
     def busy(self) -> float:
         """The share of the time in which a stage works, of all stages."""
@@ -285,16 +290,3 @@ class Cluster:
             again = self.now + self._rng.expovariate(1 / think)
             self._at(again, partial(self._arrive, self._shape.request(number, again, self._rng, think)))
         self._let_in()
-
-
-def run(
-    replicas: Sequence[Replica],
-    requests: Sequence[Request],
-    most: int | None = None,
-    shape: Shape | None = None,
-    by_prefix: bool = False,
-    seed: int = 0,
-) -> Cluster:
-    cluster = Cluster(replicas, shape, by_prefix, seed)
-    cluster.run(requests, len(requests) if most is None else most)
-    return cluster

@@ -13,7 +13,6 @@ from typing import Any
 from ...printable import printable
 from .spread import Spread
 
-FORMATS = ("table", "md", "csv", "json", "jsonl")
 Row = Mapping[str, Any]  # plain values, and `Spread`s
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ..bench.report import Report, columns
-from ..cluster import Cluster, Replica, Shape, poisson, run, users
+from ..cluster import Cluster, Replica, Shape, poisson, users
 from ..simulate import ModelCosts
 from .bench import interrupted, print_report, result_file, run_facts
 
@@ -89,12 +89,11 @@ def _replica(
 
 def _play(args: argparse.Namespace, replica: Replica, given: dict[str, Any]) -> Cluster:
     shape = Shape(args.prompt_tokens, args.answer_tokens, prefixes=args.prefixes, shared=args.shared_tokens)
-    replicas = [replica] * given["replicas"]
     if args.users:
         requests = users(given["users"], args.think, shape, args.seed)
-        return run(replicas, requests, args.requests, shape, args.by_prefix, args.seed)
-    requests = poisson(given["rate"], args.requests, shape, args.burst, args.seed)
-    return run(replicas, requests, by_prefix=args.by_prefix, seed=args.seed)
+    else:
+        requests = poisson(given["rate"], args.requests, shape, args.burst, args.seed)
+    return Cluster([replica] * given["replicas"], shape, args.by_prefix, args.seed).run(requests, args.requests)
 
 
 def _result(cluster: Cluster) -> dict[str, Any]:

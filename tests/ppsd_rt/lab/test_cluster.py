@@ -7,7 +7,11 @@ from statistics import fmean
 import pytest
 
 from ppsd_rt.cli import main as cli
-from ppsd_rt.lab.cluster import Replica, Request, Shape, poisson, run
+from ppsd_rt.lab.cluster import Cluster, Replica, Request, Shape, poisson
+
+
+def run(replicas, asked, **how):
+    return Cluster(replicas, **how).run(asked)
 
 
 def requests(*arrivals, prompt=1, answer=10, **more):
