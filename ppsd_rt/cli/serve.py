@@ -15,8 +15,8 @@ from .front import check_front, open_front
 from .notes import note
 
 # Options that are settings as they are.
-_SETTINGS = ("max_body", "max_prompt", "max_answer", "keep_alive", "timeout", "grace", "strict", "plain_contents")
-_SETTINGS += ("cors", "memory")
+_LIMITS = ("max_body", "max_prompt", "max_answer", "keep_alive", "timeout", "grace")
+_SETTINGS = (*_LIMITS, "strict", "plain_contents", "cors", "memory")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,18 +15,18 @@ from contextlib import suppress
 from logging import getLogger
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import finalize, ref
 
 from ..errors import PpsdError
 from ..forks import hears_of_forks
 from ..generation import Generation
+from ..models.checkpoint import Checkpoint
+from ..models.config import LlamaConfig
+from ..models.head_file import HeadFile
 from ..ranks.threads import start
 from .heads import LearnedHeads
 from .kept import Kept, newest, read_records
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 LOOK = 1.0  # seconds between looks at the time
 BEGIN_AFTER = 60.0  # seconds without a request, until a training begins
@@ -36,6 +36,16 @@ FRESH = 8192  # tokens of answers that are new, until the next training
 GROWTH, MOST_FRESH = 0.25, 50_000  # or more: so much of all that are kept, but no more than that
 RECALLED = 300_000  # ids, the newest: more does the memory of answers not hold
 _LOG = getLogger(__name__)
+
+
+class Learns(Protocol):
+    """An engine."""
+
+    checkpoint: Checkpoint
+    config: LlamaConfig
+    backend: Any
+
+    def swap_head(self, file: HeadFile) -> bool: ...
 
 
 class Child:
@@ -79,7 +89,7 @@ class Learner:
 
     def __init__(
         self,
-        engine: "Engine",
+        engine: Learns,
         folder: Path,
         exit_head: str = "auto",
         begin: Callable[[Path], Child] = Child,

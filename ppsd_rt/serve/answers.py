@@ -66,7 +66,7 @@ class Answers:
         noted: gets what the log says of the request.
         Raises ApiError where the server has no room or has ended the answers.
         """
-        with self._service.running(self, len(self._wanted)) as slots:
+        with self._service.running(self.end, len(self._wanted)) as slots:
             work = asyncio.current_task()
             assert work is not None
             watchers = [asyncio.create_task(self._watch_client(receive)), asyncio.create_task(self._watch_time(work))]

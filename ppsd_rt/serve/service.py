@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 
@@ -28,9 +28,6 @@ from .prompt import ChatPrompt
 from .requests import Generate, ignored
 from .settings import Settings
 
-if TYPE_CHECKING:
-    from .answers import Answers
-
 _MOST_NAMES = 1000  # of ignored fields and unheld keywords: clients may invent them
 _NAMES = {field.name: field.name for field in fields(SamplingParams)}
 
@@ -45,7 +42,7 @@ class Service:
         self.metrics = Metrics(self.admission, (lambda: learner.days) if learner else dict)
         self.created = int(settings.now())
         self.context = engine.config.max_position_embeddings
-        self._live: set[Answers] = set()
+        self._live: set[Callable[[ApiError], None]] = set()
         template = engine.tokenizer.chat_template
         self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
         self._noted: set[tuple[str, str]] = set()
@@ -189,14 +186,14 @@ class Service:
         return self.engine.agenerate(prompt, params, self.settings.schedule, options)
 
     @contextmanager
-    def running(self, answers: "Answers", count: int) -> Iterator[Slots]:
-        """While the block runs they are known to `end_after_grace`."""
+    def running(self, end: Callable[[ApiError], None], count: int) -> Iterator[Slots]:
+        """So many answers, for as long as the block runs. end: ends them with the round at hand, for this reason."""
         slots = self.admission.enter(count)
-        self._live.add(answers)
+        self._live.add(end)
         try:
             yield slots
         finally:
-            self._live.remove(answers)
+            self._live.remove(end)
             slots.leave()
 
     async def end_after_grace(self) -> None:
@@ -205,5 +202,5 @@ class Service:
         self.end_all()
 
     def end_all(self) -> None:
-        for answers in list(self._live):
-            answers.end(ApiError(503, "the server is stopping", "stopping"))
+        for end in list(self._live):
+            end(ApiError(503, "the server is stopping", "stopping"))

@@ -7,7 +7,7 @@ from support import tiny_head, tiny_model, write_model
 
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.cli import main as cli
-from ppsd_rt.lab.simulate import measured
+from ppsd_rt.lab.simulate import costs_of_stages, measured
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.schedule import MAX_ROWS
 
@@ -70,7 +70,7 @@ def test_measured_costs_of_a_layer_and_of_the_heads():
     assert model.growth[3] == pytest.approx(12 / 9)
     split = model.cut(3)
     assert split.sizes == (1, 2, 1)
-    costs = model.costs(split, 0.0, 0.0)
+    costs = costs_of_stages(model.without_head(split), model.layers.head, model.growth)
     assert [costs.row_step, *(stage[0] for stage in costs.stages)] == pytest.approx([0.002, 0.004, 0.005])
     assert sum(stage[3] for stage in costs.stages) == pytest.approx(0.012)
 
