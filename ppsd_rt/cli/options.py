@@ -1,6 +1,7 @@
 """Options of every command but the lab's. Nothing here imports torch, so that `--help` answers at once."""
 
 from argparse import SUPPRESS, ArgumentParser
+from typing import Any
 
 from .values import Add, address, at_most, group, length, named, number, option, positive, seconds, setting, whole
 
@@ -13,6 +14,8 @@ FILES = {  # kind: its subfolder, and what our files in it are called
     "chat": ("chat", ("history.json", "tmp*")),
     "benchmarks": ("benchmarks", ("*.gguf", "*/*.json", "*/*.safetensors")),
 }
+
+_MANY: dict[str, Any] = {"action": "append", "default": []}  # of an option that may be given several times
 
 
 def _stages(text: str) -> int | tuple[int, ...]:
@@ -54,8 +57,7 @@ def model_options(parser: ArgumentParser) -> None:
         "--template-set NAME=JSON",
         "a variable of the chat template, such as enable_thinking=false; `ppsd-run info` lists them",
         setting,
-        action="append",
-        default=[],
+        **_MANY,
     )
     add(
         "--stages N",
@@ -98,19 +100,13 @@ def sampling_options(parser: ArgumentParser, max_tokens: int | None = None) -> N
     add("--presence-penalty R", "off logits of ids answered [0]", number, default=0.0)
     add("--frequency-penalty R", "the same, each time [0]", number, default=0.0)
     add("--seed S", "same seed, same answer [drawn for every answer; --json shows it]", whole)
-    add("--stop TEXT", "end before this text; may be given several times", action="append", default=[])
+    add("--stop TEXT", "end before this text; may be given several times", **_MANY)
 
 
 def generate_options(parser: ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="the prompt; what is piped into the command follows it")
     add = group(parser, "input and output")
-    add(
-        "-f --file FILE",
-        "a text that follows the prompt; may be given several times",
-        named,
-        action="append",
-        default=[],
-    )
+    add("-f --file FILE", "a text that follows the prompt; may be given several times", named, **_MANY)
     add(
         "--prompts FILE",
         'answer each line: a text, {"prompt": ...} or {"messages": [...]}, both with "id" if wanted; files of '
@@ -142,11 +138,7 @@ def serve_options(parser: ArgumentParser) -> None:
     add("--model-name NAME", "what clients call the model [--model]", named)
     add("--api-key KEY", "that clients must bring [the variable PPSD_API_KEY; else none]", named)
     add(
-        "--cors ORIGIN",
-        "whose pages may ask, such as http://localhost:3000; * is all; may be repeated",
-        named,
-        action="append",
-        default=[],
+        "--cors ORIGIN", "whose pages may ask, such as http://localhost:3000; * is all; may be repeated", named, **_MANY
     )
     add("--strict", "refuse unknown fields, as OpenAI does")
     add("--plain-contents", "special tokens in messages are text, so that a user cannot end a turn [they are tokens]")
