@@ -113,8 +113,7 @@ def work(args: argparse.Namespace) -> None:
         )
         print(MEASURED, json.dumps(measure(engine, args, None)))
         return
-    from ppsd_rt.ranks.launch import join, leave
-    from ppsd_rt.ranks.options import RankOptions
+    from ppsd_rt.ranks.launch import RankOptions, join, leave
 
     options = RankOptions(
         model=args.model,
@@ -162,7 +161,7 @@ def pipeline(args: argparse.Namespace, delay: float) -> dict[str, Any]:
     result = run(args, len(args.stages), link_ms=[delay])
     moments: dict[tuple[float | None, int], list[list[StageCosts]]] = {}
     for moment in result.pop("moments"):
-        costs = [StageCosts.from_dict(each) for each in moment["costs"]]
+        costs = [StageCosts(**each) for each in moment["costs"]]
         moments.setdefault((moment["acceptance"], moment["seed"]), []).append(costs)
     plain = {r["acceptance"]: r["tokens_per_second"] for r in result["rows"] if r["schedule"] == "plain"}
     for row in result["rows"]:

@@ -9,37 +9,23 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .async_generation import AsyncGeneration
-    from .backend import Oracle, RunOptions
-    from .engine import Engine
-    from .errors import PpsdError, UsageError
-    from .generation import Committed, Completion, Generation, Token
-    from .many import Generations
-    from .pipeline.rounds import Drafted, Logprob
-    from .pipeline.schedule import Schedule
-    from .sampling.grammar import Grammar
-    from .sampling.params import SamplingParams
-    from .stages import Stages
-
-__all__ = [
-    "AsyncGeneration",
-    "Committed",
-    "Completion",
-    "Drafted",
-    "Engine",
-    "Generation",
-    "Generations",
-    "Grammar",
-    "Logprob",
-    "Oracle",
-    "PpsdError",
-    "RunOptions",
-    "SamplingParams",
-    "Schedule",
-    "Stages",
-    "Token",
-    "UsageError",
-]
+    from .async_generation import AsyncGeneration as AsyncGeneration
+    from .backend import Oracle as Oracle
+    from .backend import RunOptions as RunOptions
+    from .engine import Engine as Engine
+    from .errors import PpsdError as PpsdError
+    from .errors import UsageError as UsageError
+    from .generation import Committed as Committed
+    from .generation import Completion as Completion
+    from .generation import Generation as Generation
+    from .generation import Token as Token
+    from .many import Generations as Generations
+    from .pipeline.rounds import Drafted as Drafted
+    from .pipeline.rounds import Logprob as Logprob
+    from .pipeline.schedule import Schedule as Schedule
+    from .sampling.grammar import Grammar as Grammar
+    from .sampling.params import SamplingParams as SamplingParams
+    from .stages import Stages as Stages
 
 _HOMES = {
     "AsyncGeneration": "async_generation",
@@ -60,6 +46,8 @@ _HOMES = {
     "Token": "generation",
     "UsageError": "errors",
 }
+
+__all__ = list(_HOMES)
 
 
 def _folders() -> list[str]:

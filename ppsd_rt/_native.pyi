@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .backend import Oracle
+from .models.config import LlamaConfig
 from .pipeline.rounds import Drafted, Limits, Logprob, Round
 from .pipeline.schedule import Schedule
 from .sampling.grammar import TokenMask
@@ -31,32 +32,6 @@ def kernel_names() -> list[str]: ...
 def in_callback() -> bool:
     """Is this a thread that decodes, and has called Python for a mask?"""
 
-class ModelShape:
-    """The sizes of a Llama model, as the kernels take them; tensors are checked against it."""
-
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        hidden_size: int,
-        intermediate_size: int,
-        num_layers: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        rms_norm_eps: float,
-        attention: Sequence[tuple[bool, int]] = (),  # of each layer: rotary?, and its window or 0; none: all are plain
-    ) -> None: ...
-    vocab_size: Final[int]
-    hidden_size: Final[int]
-    intermediate_size: Final[int]
-    num_layers: Final[int]
-    num_heads: Final[int]
-    num_kv_heads: Final[int]
-    head_dim: Final[int]
-    rms_norm_eps: Final[float]
-    attention: Final[list[tuple[bool, int]]]
-
 class Rotary:
     """How far each pair of channels turns per position: frequencies [head_dim / 2]. factor: of cosines and sines.
     original: in longer texts they are long_frequencies or, where there are none, those of a base that grows from
@@ -77,17 +52,14 @@ class Blocks:
     head_dim, if the rows are in GGUF's order of the rotary channels; 0: in Hugging Face's."""
 
     def __init__(self, data: npt.NDArray[Any], type: str, columns: int, neighbours: int = ...) -> None: ...
-    def row(self, row: int) -> npt.NDArray[np.float32]:
-        """In Hugging Face's order, as float32: [columns]."""
-
     def four_bits(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
         """Of matrices of four bits: codes [rows, columns], and scales and minima, float16 bits [rows, columns / 32]: a
         value is scale * code - minimum. Raises RuntimeError, one line, where one of them is not finite."""
 
 def importance(
-    shape: ModelShape,
+    shape: LlamaConfig,
     tensors: Mapping[str, npt.NDArray[Any] | Blocks],
-    frequencies: Rotary | list[float],
+    frequencies: Rotary,
     ids: Sequence[int],
     threads: int,
 ) -> npt.NDArray[np.float32]: ...
@@ -97,9 +69,9 @@ class Model:
 
     def __init__(
         self,
-        shape: ModelShape,
+        shape: LlamaConfig,
         tensors: Mapping[str, npt.NDArray[Any] | Blocks],
-        frequencies: Rotary | list[float],
+        frequencies: Rotary,
         format: str,
         kv: str,
         threads: int,
@@ -114,7 +86,7 @@ class Model:
     def with_eagle3(
         self,
         *,
-        shape: ModelShape,
+        shape: LlamaConfig,
         rotary: Rotary,
         taps: Sequence[int],
         norm_before_residual: bool,
@@ -216,7 +188,7 @@ class Loop:
     capacity: Final[int]
     counts: Final[dict[str, int]]  # draft_seconds: a float
 
-MOST_COST_ROWS: int
+WORTH_SWITCHING: float  # predicted gain that makes up for a change between overlap and none
 
 class StageCosts:
     """Seconds of draft steps, verification passes and messages, after CONTEXT rows of text; see csrc/pipeline/costs.h.
@@ -237,6 +209,7 @@ class StageCosts:
         row_step: float | Sequence[float],
         draft_step: float,
         verify: Sequence[float] | Sequence[Sequence[float]],
+        *,
         first_draft: float = ...,
         plain: float = ...,
         step_deeper: float = ...,
@@ -252,24 +225,19 @@ class StageCosts:
     plain: Final[float]
     step_deeper: Final[float]
     link_row: Final[float]
-    draft_interference: Final[float]
-    verify_interference: Final[float]
     links: Final[tuple[float, ...]]
     verify: Final[tuple[float, ...]]  # through all stages, without links
     stages: Final[tuple[tuple[float, ...], ...]]
     verify_deeper: Final[tuple[float, ...]]  # of several stages: tuples
     plain_step: Final[float]
     def step(self, rows: int, draw: bool) -> float: ...
-    def pass_seconds(self, rows: int) -> float: ...  # links included
     def round(self, drafts: int) -> float: ...
     def draft_share(self, drafts: int) -> float: ...  # of a plain step, on average
     def after(self, context: int) -> StageCosts: ...
     def replace(self, **changes: Any) -> StageCosts: ...
     @staticmethod
     def between(measured: Mapping[int, float], rows: int = ...) -> tuple[float, ...]: ...
-    def to_dict(self) -> dict[str, Any]: ...
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> StageCosts: ...
+    def to_dict(self) -> dict[str, Any]: ...  # the constructor's arguments
 
 class Costs:
     """What a calibration measures, in seconds: stages in turns, and side by side (None: they cannot be).
@@ -282,41 +250,7 @@ class Costs:
     overlapped: Final[StageCosts | None]
     crowded: Final[bool]
     plain_seconds: Final[float]
-    def replace(self, **changes: Any) -> Costs: ...
     def to_dict(self) -> dict[str, Any]: ...
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Costs: ...
-
-class Tuning:
-    """The tuned constants of planning: csrc/pipeline/tuning.h, docs/design/planner.md."""
-
-    def __init__(self, **changes: float) -> None: ...
-    def to_dict(self) -> dict[str, Any]: ...
-    prior_weight: float
-    copies: float
-    recent: float
-    bias_step: float
-    costs_weight: float
-    same_moment: int
-    held_up: float
-    probing: float
-    probe_rounds: int
-    last_probe: int
-    plain_probe: int
-    drift: float
-    allowance: float
-    allowed_ahead: int
-    carried: float
-    stake: float
-    acquainted: int
-    worth_switching: float
-    stay: int
-    seconds: float
-    short_handed: float
-    doubts: int
-    moments: int
-    crowded: int
-    patience: float
 
 class Prediction:
     """What a schedule is expected to do.
@@ -353,33 +287,10 @@ class Planner:
     """Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted."""
 
     def __init__(
-        self,
-        costs: Costs,
-        prior: float,
-        lookup: int = ...,
-        siblings: bool = ...,
-        tuning: Tuning = ...,
-        recycle: bool = ...,
+        self, costs: Costs, prior: float, lookup: int = ..., siblings: bool = ..., recycle: bool = ...
     ) -> None: ...
-    costs: Final[Costs]  # after the text that there is
     acceptance: Final[float]
-    credit: Final[float]
     def predictions(self) -> list[Prediction]: ...
-    def predict(self, mode: str, length: int, acceptance: float) -> float: ...
-    def schedule(self) -> Schedule: ...
-    def after(
-        self,
-        committed: int,
-        judged: int,
-        accepted: int,
-        seconds: float,
-        copied: int = ...,
-        siblings: int = ...,
-        rescued: bool = ...,
-        position: int = ...,
-        dropped: int = ...,
-    ) -> None: ...
-    def begin(self, context: int) -> None: ...
     def measured(self) -> dict[str, Measured]: ...
 
 class KernelTime:
@@ -404,9 +315,7 @@ class Engine:
 
 class Stages:
     """The stages of one text with KV caches and threads of their own, for `ppsd_rt.stages.Stages`, which checks every
-    argument.
-
-    A call with `start` voids the rows that are held from there on.
+    argument. A call with `start` voids the rows that are held from there on: rolling back writes a length.
     """
 
     def __init__(self, model: Model, threads: int, sampling: SamplingParams) -> None: ...
@@ -414,8 +323,11 @@ class Stages:
     def of_passes(passes: object, sampling: SamplingParams) -> Stages: ...
     def begin(self, answer: int, key: int) -> None: ...  # of a text, at this position; key: of its noise
     def reserve(self, capacity: int) -> None: ...  # those that are held stay
-    def draft(self, start: int, ids: Sequence[int], draw: bool) -> tuple[int, float] | None: ...
-    def verify(self, start: int, ids: Sequence[int], last: int) -> list[int]: ...  # of rows that draft() ran
+    def draft(self, start: int, ids: Sequence[int], draw: bool) -> tuple[int, float] | None:
+        """Rows at positions start.. through the early layers; draw: -> what the exit head says after the last one."""
+
+    def verify(self, start: int, ids: Sequence[int], last: int) -> list[int]:
+        """Rows that `draft` ran through the other layers -> the model's own id after each of the `last` ones."""
     def learn(self, position: int) -> None: ...  # feedback heads receive this verified row's last hidden state
 
 def simulate(

@@ -190,12 +190,10 @@ class Engine:
         Unicode, or leaves no room for an answer in the model's context; PpsdError where the model has no chat template,
         or one that refuses the messages.
         """
-        ids, context = self._ids(prompt, template_variables), self.config.max_position_embeddings
-        if len(ids) >= context:
-            raise ContextFull(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
-        return ids
+        return self._ids(prompt, template_variables, room=1)
 
-    def _ids(self, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> list[int]:
+    def _ids(self, prompt: Prompt, variables: Mapping[str, Any] | None = None, room: int = 0) -> list[int]:
+        """room: tokens that the context is to have beyond these."""
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         elif isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Iterable):
@@ -203,8 +201,7 @@ class Engine:
             raise UsageError(f"the prompt must be a text, a list of messages or a list of token ids, not {kind}")
         else:
             items: list[Any] = list(prompt)
-            messages = any(isinstance(item, str | Mapping) for item in items)
-            if messages:
+            if any(isinstance(item, str | Mapping) for item in items):
                 ids = self._encode_messages(items, variables)
             else:
                 ids = [whole_number("a prompt id", item) for item in items]
@@ -212,6 +209,9 @@ class Engine:
             raise UsageError("the prompt is empty")
         if not all(0 <= id < self.config.vocab_size for id in ids):
             raise UsageError(f"a prompt id is outside the vocabulary of {self.config.vocab_size}")
+        context = self.config.max_position_embeddings
+        if len(ids) + room > context:
+            raise ContextFull(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
         return ids
 
     def _encode_messages(self, messages: list[Any], variables: Mapping[str, Any] | None) -> list[int]:
@@ -347,10 +347,7 @@ class Engine:
         """
         if not 0 <= whole_number("top", top) <= MOST_LOGPROBS:
             raise UsageError(f"top must be from 0 to {MOST_LOGPROBS}, not {quoted(top)}")
-        ids, context = self._ids(prompt), self.config.max_position_embeddings
-        if len(ids) > context:
-            raise ContextFull(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
-        return [None, *self.backend.logprobs(ids, top)]
+        return [None, *self.backend.logprobs(self._ids(prompt), top)]
 
     def check(self, params: SamplingParams) -> None:
         """UsageError for sampling that this backend, or this model, cannot do."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from .arguments import whole_number
 from .backend import Backend
@@ -15,32 +15,13 @@ from .pipeline.rounds import Draft
 from .printable import quoted
 from .sampling.params import SamplingParams
 
-
-class RowStages(Protocol):
-    """Rows of one text through the layers: `_native.Stages`.
-
-    They check nothing. A call with `start` voids the rows that are held from there on: rolling back writes a length.
-    """
-
-    def begin(self, answer: int, key: int) -> None:
-        """A new text, of which the answer begins at position `answer`; all rows are void. key: of its noise."""
-
-    def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` rows; those that are held stay."""
-
-    def draft(self, start: int, ids: Sequence[int], draw: bool) -> tuple[int, float] | None:
-        """Rows at positions start.. through the early layers; draw: -> what the exit head says after the last one."""
-
-    def verify(self, start: int, ids: Sequence[int], last: int) -> list[int]:
-        """Rows that `draft` ran through the other layers -> the model's own id after each of the `last` ones."""
-
-    def learn(self, position: int) -> None:
-        """The verified row at `position` is the newest committed one."""
+if TYPE_CHECKING:
+    from . import _native
 
 
 @runtime_checkable
 class StagedBackend(Protocol):
-    def stages(self, params: SamplingParams) -> RowStages:
+    def stages(self, params: SamplingParams) -> "_native.Stages":
         """Stages with KV caches of their own."""
 
 

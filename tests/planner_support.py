@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from ppsd_rt import _native
-from ppsd_rt._native import Costs, StageCosts
+from ppsd_rt._native import Costs, StageCosts, testing
 
 ROW, DRAFT, ONE, MORE = 0.15e-3, 0.3e-3, 2.7e-3, 0.1e-3  # seconds, as on a laptop
 
@@ -68,7 +68,7 @@ class World:
         """Tokens per second."""
         begun, end = self.seconds, self.tokens + tokens
         while self.tokens < end:
-            schedule = self.plan.schedule()
+            schedule = testing.schedule(self.plan)
             if schedule.overlap:
                 self.overlap()
                 continue
@@ -88,7 +88,7 @@ class World:
             self.seconds += seconds
             self.tokens += accepted + 1
             judged = min(drafts, accepted + 1)
-            self.plan.after(accepted + 1, judged, accepted, seconds, dropped=drafts - judged)
+            testing.after(self.plan, accepted + 1, judged, accepted, seconds, dropped=drafts - judged)
         return tokens / (self.seconds - begun)
 
     def overlap(self) -> None:
@@ -100,15 +100,17 @@ class World:
         self.seconds += seconds
         self.overlapped += seconds
         self.tokens += accepted + 1
-        self.plan.after(accepted + 1, accepted + 1, accepted, seconds)
+        testing.after(self.plan, accepted + 1, accepted + 1, accepted, seconds)
 
     def overlapped_speed(self) -> float:
         """Tokens per second, if what is foreseen is right."""
         if self.acceptance not in self.speeds:
-            self.speeds[self.acceptance] = planner(self.costs).predict("overlap", 0, self.acceptance)
+            self.speeds[self.acceptance] = testing.predict(planner(self.costs), "overlap", 0, self.acceptance)
         return self.speeds[self.acceptance]
 
 
 def best_fixed(costs: Costs, acceptance: float) -> float:
     plan = planner(costs)
-    return max(plan.predict("plain", 0, 0), *(plan.predict("turns", k, acceptance) for k in range(1, 16)))
+    return max(
+        testing.predict(plan, "plain", 0, 0), *(testing.predict(plan, "turns", k, acceptance) for k in range(1, 16))
+    )

@@ -15,7 +15,7 @@ from ppsd_rt.find_head import find_head
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Limits, Round
 from ppsd_rt.pipeline.schedule import Schedule, copying, parse_schedule
-from ppsd_rt.ranks.slices import CpuSlices, layers_of
+from ppsd_rt.ranks.slices import CpuSlices
 
 
 def ids_of(rounds):
@@ -58,12 +58,12 @@ class Pipeline:
         self.on_pass = on_pass
         head = find_head(str(head or f"norm:{sizes[0]}"), checkpoint)
         taps = head.taps if head else ()
-        self.slices = [CpuSlices((format, kv), 1, []) for _ in sizes]
-        self.drafter = self.slices[0].drafter(checkpoint, head, sizes[0])
+        self.slices = [CpuSlices(checkpoint, format, kv, 1, []) for _ in sizes]
+        self.drafter = self.slices[0].drafter(head, sizes[0])
         self.stations = []
         for rank in range(1, len(sizes)):
-            first, last = layers_of(sizes, rank)
-            self.stations.append(self.slices[rank].station(checkpoint, first, last, 0.0, taps))
+            first, last = sum(sizes[:rank]), sum(sizes[: rank + 1])
+            self.stations.append(self.slices[rank].station(first, last, 0.0, taps))
         self.loop = self.slices[0].loop(len(sizes), blocks)
         self.words = _native.pass_words(checkpoint.config.hidden_size, len(taps))
         self.failures, self._stop, self.answer = [], threading.Event(), None

@@ -30,7 +30,7 @@ sys.modules["torch"] = sys.modules["triton"] = None
 import ppsd_rt
 from ppsd_rt import *
 from ppsd_rt.ranks import launch
-from ppsd_rt.ranks.options import RankOptions
+from ppsd_rt.ranks.launch import RankOptions
 from ppsd_rt.ranks.world import World
 engine = Engine.from_pretrained(sys.argv[1], dtype="float32", threads=1)
 assert engine.stages().prefill("hello") == next(iter(engine.generate("hello", schedule="plain"))).id

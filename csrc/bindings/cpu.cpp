@@ -167,34 +167,6 @@ void bind_cpu(py::module_& m) {
   m.def("kernel_names", &kernel_names);
   m.def("in_callback", &in_callback);
 
-  attributes(py::class_<ModelShape>(m, "ModelShape"), "vocab_size", &ModelShape::vocab_size, "hidden_size", &ModelShape::hidden_size,
-         "intermediate_size", &ModelShape::intermediate_size, "num_layers", &ModelShape::num_layers,
-         "num_heads", &ModelShape::num_heads, "num_kv_heads", &ModelShape::num_kv_heads, "head_dim", &ModelShape::head_dim,
-         "rms_norm_eps", &ModelShape::rms_norm_eps)
-      .def(py::init([](int vocab_size, int hidden_size, int intermediate_size, int num_layers, int num_heads,
-                       int num_kv_heads, int head_dim, float rms_norm_eps,
-                       const std::vector<std::pair<bool, int>>& attention) {
-             ModelShape shape;
-             shape.vocab_size = vocab_size;
-             shape.hidden_size = hidden_size;
-             shape.intermediate_size = intermediate_size;
-             shape.num_layers = num_layers;
-             shape.num_heads = num_heads;
-             shape.num_kv_heads = num_kv_heads;
-             shape.head_dim = head_dim;
-             shape.rms_norm_eps = rms_norm_eps;
-             for (const auto& [rotary, window] : attention) shape.attention.push_back({rotary, window});
-             return shape;
-           }),
-           py::kw_only(), py::arg("vocab_size"), py::arg("hidden_size"), py::arg("intermediate_size"),
-           py::arg("num_layers"), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
-           py::arg("rms_norm_eps"), py::arg("attention") = std::vector<std::pair<bool, int>>())
-      .def_property_readonly("attention", [](const ModelShape& s) {
-        std::vector<std::pair<bool, int>> layers;
-        for (const LayerAttention& layer : s.attention) layers.push_back({layer.rotary, layer.window});
-        return layers;
-      });
-
   py::class_<Rotary>(m, "Rotary")
       .def(py::init([](std::vector<float> frequencies, float factor, int original, std::vector<float> long_frequencies,
                        double theta, double growth) {
@@ -210,19 +182,10 @@ void bind_cpu(py::module_& m) {
            }),
            py::arg("frequencies"), py::arg("factor") = 1.0f, py::arg("original") = 0,
            py::arg("long_frequencies") = std::vector<float>(), py::arg("theta") = 0.0, py::arg("growth") = 0.0);
-  py::implicitly_convertible<py::list, Rotary>();
 
   py::class_<PyBlocks>(m, "Blocks")
       .def(py::init<py::array, const std::string&, int64_t, int>(), py::arg("data"), py::arg("type"), py::arg("columns"),
            py::arg("neighbours") = 0)
-      .def(
-          "row",
-          [](const PyBlocks& blocks, int64_t row) {
-            if (row < 0 || row >= blocks.tensor.rows) throw std::invalid_argument("there is no such row");
-            py::array_t<float> out(blocks.tensor.columns);
-            read_row(blocks.tensor, row, out.mutable_data());
-            return out;
-          }, py::arg("row"))
       .def("four_bits", &PyBlocks::four_bits);
   m.def("importance", &importance_of, py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("ids"),
         py::arg("threads"));

@@ -4,6 +4,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
 
@@ -54,43 +55,41 @@ std::vector<RowTable> slopes_of(const py::handle& values) {
   return tables;
 }
 
-// From the constructor's arguments, or what from_dict takes: one machine needs no links and no interference.
-StageCosts stages_of(const py::dict& values) {
+// What is not given costs nothing: one machine needs no links and no interference.
+constexpr std::pair<const char*, double StageCosts::*> kOptional[] = {
+    {"first_draft", &StageCosts::first_draft}, {"plain", &StageCosts::plain}, {"step_deeper", &StageCosts::step_deeper},
+    {"link_row", &StageCosts::link_row}, {"draft_interference", &StageCosts::draft_interference},
+    {"verify_interference", &StageCosts::verify_interference}};
+
+StageCosts stages_of(const py::object& row_step, const py::object& draft_step, const py::object& verify, const py::kwargs& others) {
   StageCosts costs;
-  const auto number = [&](const char* name) { return number_of(values[name], name); };
-  const auto given = [&](const char* name, double otherwise) { return values.contains(name) ? number(name) : otherwise; };
-  if (is_sequence(values["row_step"])) {
-    costs.steps = RowTable(numbers_of(values["row_step"], "row_step"));
+  if (is_sequence(row_step)) {
+    costs.steps = RowTable(numbers_of(row_step, "row_step"));
     if (!costs.steps.empty()) costs.row_step = costs.steps(1);
   } else {
-    costs.row_step = number("row_step");
+    costs.row_step = number_of(row_step, "row_step");
   }
-  costs.draft_step = number("draft_step");
-  costs.first_draft = number("first_draft");
-  costs.plain = number("plain");
-  costs.step_deeper = number("step_deeper");
-  for (RowTable& table : tables_of(values["verify"], "verify")) costs.verify.push_back({std::move(table), {}});
-  const std::vector<RowTable> deeper = slopes_of(values["verify_deeper"]);
-  if (deeper.size() == costs.verify.size())
-    for (size_t stage = 0; stage < deeper.size(); ++stage) costs.verify[stage].deeper = deeper[stage];
-  else if (deeper.size() != 1 || !deeper[0].empty())
-    throw std::invalid_argument("a cost that cannot be: verify_deeper of another number of stages than verify");
-  if (values.contains("links")) {
-    if (is_sequence(values["links"])) costs.links = numbers_of(values["links"], "links");
-    else costs.links.assign(costs.verify.size() + 1, number("links"));
+  costs.draft_step = number_of(draft_step, "draft_step");
+  for (RowTable& table : tables_of(verify, "verify")) costs.verify.push_back({std::move(table), {}});
+  for (const auto& [key, value] : others) {
+    const auto name = key.cast<std::string>();
+    const auto known = std::find_if(std::begin(kOptional), std::end(kOptional), [&](const auto& each) { return name == each.first; });
+    if (known != std::end(kOptional)) {
+      costs.*known->second = number_of(value, known->first);
+    } else if (name == "verify_deeper") {
+      const std::vector<RowTable> deeper = slopes_of(value);
+      if (deeper.size() != costs.verify.size())
+        throw std::invalid_argument("a cost that cannot be: verify_deeper of another number of stages than verify");
+      for (size_t stage = 0; stage < deeper.size(); ++stage) costs.verify[stage].deeper = deeper[stage];
+    } else if (name == "links") {
+      if (is_sequence(value)) costs.links = numbers_of(value, "links");
+      else costs.links.assign(costs.verify.size() + 1, number_of(value, "links"));
+    } else {
+      throw py::type_error("StageCosts has no " + name);
+    }
   }
-  costs.link_row = given("link_row", 0.0);
-  costs.draft_interference = given("draft_interference", 1.0);
-  costs.verify_interference = given("verify_interference", 1.0);
   check(costs);
   return costs;
-}
-
-// As dict_of gives them: all tables are there.
-StageCosts stored_stages(const py::dict& values) {
-  if (is_sequence(values["verify_deeper"]) && py::len(values["verify_deeper"]) == 0)
-    throw std::invalid_argument("a cost that cannot be: verify_deeper of no numbers of rows");
-  return stages_of(values);
 }
 
 py::object tables_of(const StageCosts& costs, RowTable PassCosts::*which) {
@@ -120,23 +119,6 @@ py::dict dict_of(const StageCosts& costs) {
   return out;
 }
 
-Costs costs_of(const StageCosts& turns, const std::optional<StageCosts>& overlapped, bool crowded) {
-  Costs costs{turns, overlapped, crowded};
-  check(costs);
-  return costs;
-}
-
-Costs costs_of(const py::dict& values) {
-  if (!py::isinstance<py::bool_>(values["crowded"])) throw py::type_error("crowded is neither true nor false");
-  const auto stages = [&](const char* name) {
-    if (!py::isinstance<py::dict>(values[name])) throw py::type_error(std::string(name) + " are no costs of stages");
-    return stored_stages(py::dict(values[name]));
-  };
-  const bool overlaps = !values["overlapped"].is_none();
-  return costs_of(stages("turns"), overlaps ? std::optional(stages("overlapped")) : std::nullopt,
-                  values["crowded"].cast<bool>());
-}
-
 py::dict dict_of(const Costs& costs) {
   py::dict out;
   out["turns"] = dict_of(costs.turns);
@@ -154,25 +136,10 @@ py::tuple work_of(const StageCosts& costs) {
 }
 
 void bind_costs(py::module_& m) {
-  m.attr("MOST_COST_ROWS") = RowTable::kMost;
   attributes(py::class_<StageCosts>(m, "StageCosts"), "row_step", &StageCosts::row_step, "draft_step", &StageCosts::draft_step,
-         "first_draft", &StageCosts::first_draft, "plain", &StageCosts::plain, "step_deeper", &StageCosts::step_deeper,
-         "link_row", &StageCosts::link_row, "draft_interference", &StageCosts::draft_interference,
-         "verify_interference", &StageCosts::verify_interference)
-      .def(py::init([](const py::object& row_step, const py::object& draft_step, const py::object& verify,
-                       const py::object& first_draft, const py::object& plain, const py::object& step_deeper,
-                       const py::object& verify_deeper, const py::object& links, const py::object& link_row,
-                       const py::object& draft_interference, const py::object& verify_interference) {
-             using namespace py::literals;
-             return stages_of(py::dict("row_step"_a = row_step, "draft_step"_a = draft_step, "verify"_a = verify,
-                                       "first_draft"_a = first_draft, "plain"_a = plain, "step_deeper"_a = step_deeper,
-                                       "verify_deeper"_a = verify_deeper, "links"_a = links, "link_row"_a = link_row,
-                                       "draft_interference"_a = draft_interference,
-                                       "verify_interference"_a = verify_interference));
-           }),
-           py::arg("row_step"), py::arg("draft_step"), py::arg("verify"), py::arg("first_draft") = 0.0, py::arg("plain") = 0.0,
-           py::arg("step_deeper") = 0.0, py::arg("verify_deeper") = py::tuple(), py::arg("links") = py::tuple(),
-           py::arg("link_row") = 0.0, py::arg("draft_interference") = 1.0, py::arg("verify_interference") = 1.0)
+             "first_draft", &StageCosts::first_draft, "plain", &StageCosts::plain, "step_deeper", &StageCosts::step_deeper,
+             "link_row", &StageCosts::link_row)
+      .def(py::init(&stages_of), py::arg("row_step"), py::arg("draft_step"), py::arg("verify"))
       .def_readonly_static("CONTEXT", &StageCosts::kContext)
       .def_property_readonly("links", [](const StageCosts& costs) { return tuple_of(costs.links); })
       .def_property_readonly("verify", &work_of)
@@ -180,7 +147,6 @@ void bind_costs(py::module_& m) {
       .def_property_readonly("verify_deeper", [](const StageCosts& costs) { return py::object(dict_of(costs)["verify_deeper"]); })
       .def_property_readonly("plain_step", &StageCosts::plain_step)
       .def("step", &StageCosts::step, py::arg("rows"), py::arg("draw"))
-      .def("pass_seconds", &StageCosts::pass, py::arg("rows"))
       .def("round", [](const StageCosts& costs, int drafts) { return costs.round(drafts, drafts + 1); }, py::arg("drafts"))
       .def("draft_share", &StageCosts::draft_share, py::arg("drafts"))
       .def("after", &StageCosts::after, py::arg("context"))
@@ -194,77 +160,19 @@ void bind_costs(py::module_& m) {
         return tuple_of(RowTable::between(measured, rows).seconds());
       }, py::arg("measured"), py::arg("rows") = kMaxRows)
       .def("to_dict", [](const StageCosts& costs) { return dict_of(costs); })
-      .def_static("from_dict", &stored_stages, py::arg("values"))
       .def("__eq__", [](const StageCosts& a, const StageCosts& b) { return a == b; }, py::is_operator())
       .def("__repr__", [](const StageCosts& costs) { return "StageCosts(**" + std::string(py::repr(dict_of(costs))) + ")"; });
   attributes(py::class_<Costs>(m, "Costs"), "turns", &Costs::turns, "overlapped", &Costs::overlapped, "crowded", &Costs::crowded)
       .def(py::init([](const StageCosts& turns, const std::optional<StageCosts>& overlapped, bool crowded) {
-             return costs_of(turns, overlapped, crowded);
+             Costs costs{turns, overlapped, crowded};
+             check(costs);
+             return costs;
            }),
-           py::arg("turns"), py::arg("overlapped") = py::none(), py::arg("crowded") = false)
+           py::arg("turns"), py::arg("overlapped") = py::none(), py::arg("crowded").noconvert() = false)
       .def_property_readonly("plain_seconds", &Costs::plain)
-      .def("replace", [](const Costs& costs, const py::kwargs& changes) {
-        py::dict values;
-        values["turns"] = costs.turns, values["overlapped"] = costs.overlapped, values["crowded"] = costs.crowded;
-        for (const auto& [name, value] : changes) values[name] = value;
-        return py::type::of<Costs>()(**values);
-      })
       .def("to_dict", [](const Costs& costs) { return dict_of(costs); })
-      .def_static("from_dict", [](const py::dict& values) { return costs_of(values); }, py::arg("values"))
       .def("__eq__", [](const Costs& a, const Costs& b) { return a == b; }, py::is_operator())
-      .def("__repr__", [](const Costs& costs) { return "Costs.from_dict(" + std::string(py::repr(dict_of(costs))) + ")"; });
-}
-
-// -- tuning ------------------------------------------------------------------------------------------------------------
-
-template <class Field>
-void each_field(Field&& field) {
-  field("prior_weight", &Tuning::prior_weight);
-  field("copies", &Tuning::copies);
-  field("recent", &Tuning::recent);
-  field("bias_step", &Tuning::bias_step);
-  field("costs_weight", &Tuning::costs_weight);
-  field("same_moment", &Tuning::same_moment);
-  field("held_up", &Tuning::held_up);
-  field("probing", &Tuning::probing);
-  field("probe_rounds", &Tuning::probe_rounds);
-  field("last_probe", &Tuning::last_probe);
-  field("plain_probe", &Tuning::plain_probe);
-  field("drift", &Tuning::drift);
-  field("allowance", &Tuning::allowance);
-  field("allowed_ahead", &Tuning::allowed_ahead);
-  field("carried", &Tuning::carried);
-  field("stake", &Tuning::stake);
-  field("acquainted", &Tuning::acquainted);
-  field("worth_switching", &Tuning::worth_switching);
-  field("stay", &Tuning::stay);
-  field("seconds", &Tuning::seconds);
-  field("short_handed", &Tuning::short_handed);
-  field("doubts", &Tuning::doubts);
-  field("moments", &Tuning::moments);
-  field("crowded", &Tuning::crowded);
-  field("patience", &Tuning::patience);
-}
-
-void bind_tuning(py::module_& m) {
-  py::class_<Tuning> tuning(m, "Tuning");
-  tuning.def(py::init([](const py::kwargs& changes) {
-    Tuning tuning;
-    size_t known = 0;
-    each_field([&](const char* name, auto field) {
-      if (!changes.contains(name)) return;
-      tuning.*field = changes[name].cast<std::decay_t<decltype(tuning.*field)>>();
-      ++known;
-    });
-    if (known != changes.size()) throw py::type_error("Tuning has no such field");
-    return tuning;
-  }));
-  each_field([&](const char* name, auto field) { tuning.def_readonly(name, field); });
-  tuning.def("to_dict", [](const Tuning& values) {
-    py::dict out;
-    each_field([&](const char* name, auto field) { out[name] = values.*field; });
-    return out;
-  });
+      .def("__repr__", [](const Costs& costs) { return "Costs(**" + std::string(py::repr(dict_of(costs))) + ")"; });
 }
 
 // -- the planner -------------------------------------------------------------------------------------------------------
@@ -304,7 +212,7 @@ std::pair<py::list, std::vector<int>> ppsd::bindings::in_simulated_time(const St
 
 void bind_planning(py::module_& m) {
   bind_costs(m);
-  bind_tuning(m);
+  m.attr("WORTH_SWITCHING") = kTuning.worth_switching;
   attributes(py::class_<Prediction>(m, "Prediction"), "length", &Prediction::length, "tokens_per_second", &Prediction::tokens_per_second)
       .def_property_readonly("mode", [](const Prediction& prediction) { return name_of(prediction.mode); });
   py::class_<OwnedNgrams>(m, "Ngrams")
@@ -325,40 +233,13 @@ void bind_planning(py::module_& m) {
   attributes(py::class_<Measured>(m, "Measured"), "rounds", &Measured::rounds, "tokens", &Measured::tokens,
          "seconds", &Measured::seconds, "predicted_seconds", &Measured::predicted_seconds);
   py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner")
-      .def(py::init([](const Costs& costs, double prior, int lookup, bool siblings, const Tuning& tuning,
-                       bool recycle) {
-             auto* planner = new Planner(costs, prior, lookup, siblings, tuning, recycle);
+      .def(py::init([](const Costs& costs, double prior, int lookup, bool siblings, bool recycle) {
+             auto* planner = new Planner(costs, prior, lookup, siblings, recycle);
              return std::shared_ptr<Planner>(planner, NotAfterFork());   // an answer's thread may be in it
            }),
-           py::arg("costs"), py::arg("prior"), py::arg("lookup") = 0, py::arg("siblings") = false,
-           py::arg("tuning") = Tuning(), py::arg("recycle") = false)
-      .def_property_readonly("costs", [](const Planner& planner) { return planner.costs(); })
+           py::arg("costs"), py::arg("prior"), py::arg("lookup") = 0, py::arg("siblings") = false, py::arg("recycle") = false)
       .def_property_readonly("acceptance", &Planner::acceptance)
-      .def_property_readonly("credit", &Planner::credit)
       .def("predictions", &Planner::predictions)
-      .def("predict", [](const Planner& planner, const std::string& mode, int length, double acceptance) {
-             if (mode == "turns") return planner.predict_turns(length, acceptance).tokens_per_second;
-             return (mode == "overlap" ? planner.predict_overlap(acceptance) : planner.predict_plain()).tokens_per_second;
-           }, py::arg("mode"), py::arg("length"), py::arg("acceptance"))
-      .def("schedule", [](const Planner& planner) { return schedule_of(planner.schedule()); })
-      .def("after", [](Planner& planner, int committed, int judged, int accepted, double seconds, int copied, int siblings,
-                       bool rescued, int position, int dropped) {
-             Round round;
-             round.position = position;
-             round.rows = judged + dropped + 1 + siblings;
-             round.dropped = dropped;
-             round.siblings = siblings;
-             round.rescued = rescued;
-             round.copied = copied;   // of the judged, the first ones
-             round.committed.assign(size_t(committed), 0);
-             round.judged.assign(size_t(judged), Draft{});
-             for (int i = 0; i < copied; ++i) round.judged[i].copied = 1;
-             round.accepted = accepted;
-             planner.after(round, seconds);
-           }, py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"),
-           py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false, py::arg("position") = StageCosts::kContext,
-           py::arg("dropped") = 0)
-      .def("begin", &Planner::begin, py::arg("context"))
       .def("measured", [](const Planner& planner) {
         py::dict out;
         for (const auto mode : {Prediction::Mode::kPlain, Prediction::Mode::kTurns, Prediction::Mode::kOverlap})

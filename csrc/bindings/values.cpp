@@ -4,8 +4,6 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 
 namespace py = pybind11;
@@ -56,16 +54,6 @@ StopRule stop_rule_of(const py::object& rule) {
   return read;
 }
 
-// The number whose shortest text is that of a float: 0.7, not 0.699999988.
-double shortest(float value) {
-  char text[32];
-  for (int digits = 6; digits <= 9; ++digits) {
-    std::snprintf(text, sizeof text, "%.*g", digits, double(value));
-    if (std::strtof(text, nullptr) == value) break;
-  }
-  return std::strtod(text, nullptr);
-}
-
 thread_local int callbacks = 0;   // that this thread is in
 
 // A Python object with `fill(start, ids, rows, address of the bits)`, asked in the threads of stages.
@@ -104,6 +92,22 @@ const EventTypes& event_types() {
 }
 
 }  // namespace
+
+bool read(py::handle from, ModelShape* to) {
+  if (!is(from, "ppsd_rt.models.config", "LlamaConfig")) return false;
+  to->vocab_size = from.attr("vocab_size").cast<int>();
+  to->hidden_size = from.attr("hidden_size").cast<int>();
+  to->intermediate_size = from.attr("intermediate_size").cast<int>();
+  to->num_layers = from.attr("num_hidden_layers").cast<int>();
+  to->num_heads = from.attr("num_attention_heads").cast<int>();
+  to->num_kv_heads = from.attr("num_key_value_heads").cast<int>();
+  to->head_dim = from.attr("head_dim").cast<int>();
+  to->rms_norm_eps = from.attr("rms_norm_eps").cast<float>();
+  to->attention.clear();
+  for (const py::handle layer : from.attr("layer_attention"))
+    to->attention.push_back({layer.attr("rotary").cast<bool>(), layer.attr("window").cast<std::optional<int>>().value_or(0)});
+  return true;
+}
 
 bool read(py::handle from, Sampling* to) {
   if (!is(from, "ppsd_rt.sampling.params", "SamplingParams")) return false;
@@ -163,32 +167,6 @@ std::shared_ptr<TokenMask> token_mask_from(const py::object& masks, int grammar)
   const Callback callback;
   py::object mask = masks(grammar);
   return mask.is_none() ? nullptr : token_mask_of(std::move(mask));
-}
-
-py::object sampling_params_of(const Sampling& s) {
-  using py::literals::operator""_a;
-  py::dict biases;
-  for (const auto& [id, bias] : s.logit_bias) biases[py::int_(id)] = shortest(bias);
-  return py::module_::import("ppsd_rt.sampling.params")
-      .attr("SamplingParams")("temperature"_a = shortest(s.temperature), "top_k"_a = s.top_k, "top_p"_a = shortest(s.top_p),
-                              "min_p"_a = shortest(s.min_p), "repetition_penalty"_a = shortest(s.repetition_penalty),
-                              "presence_penalty"_a = shortest(s.presence_penalty),
-                              "frequency_penalty"_a = shortest(s.frequency_penalty), "logit_bias"_a = biases,
-                              "logprobs"_a = s.logprobs < 0 ? py::object(py::none()) : py::int_(s.logprobs),
-                              "max_tokens"_a = py::none(), "min_tokens"_a = s.min_tokens,
-                              "stop_token_ids"_a = s.stop_ids, "seed"_a = s.seed);
-}
-
-py::object schedule_of(const Schedule& s) {
-  using py::literals::operator""_a;
-  const py::object rule = py::module_::import("ppsd_rt.pipeline.stop_rules")
-      .attr("Survival")("threshold"_a = s.stop_rule.threshold, "copy_threshold"_a = s.stop_rule.copy_threshold,
-                        "thresholds"_a = py::tuple(py::cast(s.stop_rule.thresholds)),
-                        "copy_thresholds"_a = py::tuple(py::cast(s.stop_rule.copy_thresholds)));
-  return py::module_::import("ppsd_rt.pipeline.schedule")
-      .attr("Schedule")("first_chunk"_a = s.first_chunk, "max_chunk"_a = s.max_chunk, "lookahead"_a = s.lookahead,
-                        "overlap"_a = s.overlap, "stop_rule"_a = rule, "lookup"_a = s.lookup, "siblings"_a = s.siblings,
-                        "recycle"_a = s.recycle);
 }
 
 py::object logprob_of(const Logprobs& logprobs) {

@@ -6,6 +6,7 @@
 
 #include <optional>
 
+#include "../cpu/model.h"
 #include "../cpu/sampler.h"
 #include "../pipeline/carrier.h"
 #include "../pipeline/oracle.h"
@@ -13,6 +14,7 @@
 namespace ppsd::bindings {
 
 // False: it is an object of another class. Throw Python's UsageError for values that have no counterpart here.
+bool read(pybind11::handle from, ModelShape* to);   // LlamaConfig
 bool read(pybind11::handle from, Sampling* to);   // SamplingParams
 bool read(pybind11::handle from, Schedule* to);
 bool read(pybind11::handle from, Limits* to);
@@ -32,8 +34,6 @@ class Callback {
   const pybind11::gil_scoped_acquire acquire_;
 };
 bool in_callback();   // is this a thread that decodes, and asks Python for something?
-pybind11::object sampling_params_of(const Sampling& sampling);
-pybind11::object schedule_of(const Schedule& schedule);   // of the survival rule, as planners choose it
 // A Round or a Drafted. seconds: Round's.
 pybind11::object logprob_of(const Logprobs& logprobs);
 pybind11::object event_of(const Event& event, std::optional<double> seconds = std::nullopt);
@@ -42,6 +42,12 @@ pybind11::list trace_spans(const Trace* trace);
 }  // namespace ppsd::bindings
 
 namespace pybind11::detail {
+
+template <>
+struct type_caster<ppsd::ModelShape> {
+  PYBIND11_TYPE_CASTER(ppsd::ModelShape, const_name("LlamaConfig"));
+  bool load(handle from, bool) { return ppsd::bindings::read(from, &value); }
+};
 
 template <>
 struct type_caster<ppsd::Sampling> {

@@ -15,7 +15,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Times = std::map<int, std::vector<double>>;   // seconds, by the number of rows
 
-constexpr Tuning kTuning;
 constexpr int kContext = StageCosts::kContext;    // rows before those that are timed
 constexpr int kDeep = 1024;                       // the same, to learn what a longer text costs
 constexpr int kDeepRows[] = {1, 4, 16};

@@ -110,7 +110,7 @@ void Policy::give(Writer* writer, int drafts, int copies) const {
   };
   schedule.stop_rule.kind = StopRule::Kind::kSurvival;
   schedule.stop_rule.threshold = worth(allotment_.draft_seconds);
-  schedule.stop_rule.copy_threshold = worth(Tuning().copies * allotment_.row_seconds);
+  schedule.stop_rule.copy_threshold = worth(kTuning.copies * allotment_.row_seconds);
 }
 
 void Policy::learn(Drafting* drafting, const Round& round, bool in_flight) {

@@ -61,27 +61,26 @@ std::vector<Schedule> overlapped_schedules(bool ranks) {
   return {overlapped(0, 8), overlapped(0, 1), overlapped(1, 8), overlapped(2, 8), overlapped(4, 8)};
 }
 
-Planner::Planner(const Costs& costs, double prior, int lookup, bool siblings, const Tuning& tuning, bool recycle)
-    : tuning_(tuning),
-      measured_costs_(costs),
+Planner::Planner(const Costs& costs, double prior, int lookup, bool siblings, bool recycle)
+    : measured_costs_(costs),
       costs_(costs),
       lookup_(lookup),
       recycle_(recycle),
       siblings_(siblings),
-      accepted_(tuning_.prior_weight * (std::isfinite(prior) ? std::clamp(prior, 0.01, 0.99) : 0.5)),
-      rejected_(tuning_.prior_weight - accepted_),
+      accepted_(kTuning.prior_weight * (std::isfinite(prior) ? std::clamp(prior, 0.01, 0.99) : 0.5)),
+      rejected_(kTuning.prior_weight - accepted_),
       ranks_(costs.overlapped && !costs.overlapped->links.empty()),
       overlaps_(costs.overlapped ? overlapped_schedules(ranks_) : std::vector<Schedule>()) {
-  overlapped_stay_ = tuning_.stay * (ranks_ ? costs.overlapped->stages() + 1 : 1);
-  apart_ = ranks_ ? 1 : tuning_.stay;
+  overlapped_stay_ = kTuning.stay * (ranks_ ? costs.overlapped->stages() + 1 : 1);
+  apart_ = ranks_ ? 1 : kTuning.stay;
   const double extra = costs.turns.round(1, 2) - costs.plain();
-  first_probe_ = int(std::clamp(extra / costs.plain() / tuning_.probing, 4.0, 1000.0));
+  first_probe_ = int(std::clamp(extra / costs.plain() / kTuning.probing, 4.0, 1000.0));
   probe_after_ = first_probe_;
   begin(StageCosts::kContext);
 }
 
 void Planner::begin(int context) {
-  credit_ = std::clamp(credit_, tuning_.allowance * tuning_.allowed_ahead, tuning_.carried);
+  credit_ = std::clamp(credit_, kTuning.allowance * kTuning.allowed_ahead, kTuning.carried);
   tokens_ = 0;
   restarts_ = 1.0;
   move_to(context);
@@ -184,7 +183,7 @@ void Planner::learn(const Round& round, double seconds) {
     since_probe_ = 0;   // a draft that was right is worth another one soon
     if (right) probe_after_ = first_probe_;
     else if (mode_ != Mode::kPlain && probe_left_ == 1)
-      probe_after_ = std::max(first_probe_, std::min(2 * probe_after_, tuning_.last_probe));
+      probe_after_ = std::max(first_probe_, std::min(2 * probe_after_, kTuning.last_probe));
   }
   if (siblings_ && mode_ == Mode::kTurns && !probing_) rescued_ += (1.0 - kFade) * (double(round.rescued) - rescued_);
   const int drafts = mode_ == Mode::kTurns ? std::max(round.rows - 1 - round.copied - round.siblings, 0) : 0;
@@ -217,18 +216,18 @@ void Planner::correct(double ratio) {
   // A round that was held up (the core lost to another process, a slow consumer) says little about the next one.
   const int mode = int(mode_);
   const double usual = pace_ * bias_[mode];
-  ratio = std::clamp(ratio, 0.6 * usual, tuning_.held_up * usual);
+  ratio = std::clamp(ratio, 0.6 * usual, kTuning.held_up * usual);
   ++round_;
   const bool first = mode_ != last_mode_;
   if (first) pace_before_ = pace_, switched_ = round_;
   last_mode_ = mode_;
   // It finds in the caches what rounds of the other kind have left there.
   if (first && mode_ != Mode::kOverlap && probing_ && probe_left_ > 1) return;
-  const bool stale = round_ - sampled_[mode] > tuning_.same_moment;
-  recent_[mode] = stale ? ratio : recent_[mode] + tuning_.recent * (ratio - recent_[mode]);
+  const bool stale = round_ - sampled_[mode] > kTuning.same_moment;
+  recent_[mode] = stale ? ratio : recent_[mode] + kTuning.recent * (ratio - recent_[mode]);
   sampled_[mode] = round_;
-  if (mode_ != Mode::kPlain && round_ - switched_ < tuning_.same_moment) {
-    const double step = std::max(tuning_.bias_step, 1.0 / (tuning_.costs_weight + ++compared_[mode]));
+  if (mode_ != Mode::kPlain && round_ - switched_ < kTuning.same_moment) {
+    const double step = std::max(kTuning.bias_step, 1.0 / (kTuning.costs_weight + ++compared_[mode]));
     bias_[mode] += step * (std::clamp(recent_[mode] / pace_before_, 0.5, 2.0) - bias_[mode]);
   } else {
     pace_ = recent_[mode] / bias_[mode];
@@ -237,15 +236,15 @@ void Planner::correct(double ratio) {
 
 // Rounds of plain decoding cost one step by definition, so that neither the machine's pace nor its noise counts.
 void Planner::account(Mode mode, int tokens, double seconds) {
-  const int ahead = std::clamp(tuning_.allowed_ahead - tokens_, 0, tokens);
+  const int ahead = std::clamp(kTuning.allowed_ahead - tokens_, 0, tokens);
   tokens_ += tokens;
-  credit_ += tokens + tuning_.allowance * (tokens - ahead) - bias_[int(mode)] * seconds / costs_.plain();
+  credit_ += tokens + kTuning.allowance * (tokens - ahead) - bias_[int(mode)] * seconds / costs_.plain();
 }
 
 // Have drafting rounds become dearer or cheaper since the last plain round? Only another one tells whether all have.
 bool Planner::drifted() const {
   const double since = recent_[int(Mode::kTurns)] / bias_[int(Mode::kTurns)] / recent_[int(Mode::kPlain)];
-  return std::max(since, 1.0 / since) > tuning_.drift;
+  return std::max(since, 1.0 / since) > kTuning.drift;
 }
 
 // Can the account pay for a round of drafts that takes so long, and commits only what a plain one would?
@@ -257,7 +256,7 @@ int Planner::affordable_drafts() const {
   while (drafts < kMaxChunk) {
     // Siblings are no matter here: a draft has one where it is not sure, and after such a draft there is no other.
     if (!pays(bias_[int(Mode::kTurns)] * costs_.turns.round(drafts + 1, std::min(drafts + 2, kMaxRows)),
-              drafts == 0 ? credit_ : tuning_.stake * credit_)) break;
+              drafts == 0 ? credit_ : kTuning.stake * credit_)) break;
     ++drafts;
   }
   return drafts;
@@ -266,7 +265,7 @@ int Planner::affordable_drafts() const {
 // A round that brings nothing: the first rows, with a draft each, and a pass over all that it may take.
 bool Planner::affordable_overlap(int which) const {
   if (measured_[int(Mode::kPlain)].rounds == 0) return false;
-  if (!ranks_ && verdicts_ < tuning_.acquainted) return false;
+  if (!ranks_ && verdicts_ < kTuning.acquainted) return false;
   const StageCosts& c = *costs_.overlapped;
   const Schedule& s = overlaps_[size_t(which)];
   const double drafting = c.draft_interference * (s.first_chunk + 1) * c.draft_step;
@@ -280,14 +279,14 @@ Prediction Planner::best_overlap(double acceptance) const {
   for (int which = 0; which < int(overlaps_.size()); ++which) {
     if (!affordable_overlap(which)) continue;
     const Prediction other = predict_overlap(which, acceptance);
-    if (other.tokens_per_second > tuning_.worth_switching * best.tokens_per_second) best = other;
+    if (other.tokens_per_second > kTuning.worth_switching * best.tokens_per_second) best = other;
   }
   return best;
 }
 
 int Planner::affordable_copies() const {
   int copies = 0;
-  while (copies < kMaxChunk && pays(costs_.turns.round(0, copies + 2), tuning_.stake * credit_)) ++copies;
+  while (copies < kMaxChunk && pays(costs_.turns.round(0, copies + 2), kTuning.stake * credit_)) ++copies;
   return copies;
 }
 
@@ -300,7 +299,7 @@ void Planner::decide() {
   Prediction best = most > 0 && turns.tokens_per_second > plain.tokens_per_second ? turns : plain;
   const bool overlapping = mode_ == Mode::kOverlap;
   const Prediction overlap = best_overlap(a);
-  const double bar = !overlapping ? tuning_.worth_switching : ranks_ ? 1.0 : 1.0 / tuning_.worth_switching;
+  const double bar = !overlapping ? kTuning.worth_switching : ranks_ ? 1.0 : 1.0 / kTuning.worth_switching;
   if (overlap.tokens_per_second == 0.0) {
     // It has cost more than it may.
   } else if (overlapping && rounds_in_mode_ >= overlapped_stay_) {
@@ -309,19 +308,19 @@ void Planner::decide() {
     if (ranks_) best = plain;
   } else if (rounds_in_mode_ < apart_ && round_ > 0) {
     if (overlapping) best = overlap;
-  } else if ((ranks_ && verdicts_ < tuning_.acquainted) || overlap.tokens_per_second > bar * best.tokens_per_second) {
+  } else if ((ranks_ && verdicts_ < kTuning.acquainted) || overlap.tokens_per_second > bar * best.tokens_per_second) {
     best = overlap;
   }
   rounds_in_mode_ = (best.mode == Mode::kOverlap) == overlapping ? rounds_in_mode_ + 1 : 0;
 
-  const int wait = best.mode != Mode::kPlain ? (drifted() ? tuning_.same_moment : tuning_.plain_probe)
-                   : verdicts_ < tuning_.acquainted ? 0 : probe_after_;
+  const int wait = best.mode != Mode::kPlain ? (drifted() ? kTuning.same_moment : kTuning.plain_probe)
+                   : verdicts_ < kTuning.acquainted ? 0 : probe_after_;
   const bool may = best.mode != Mode::kOverlap && most > 0;
   if (probing_ && probe_left_ > 1 && may && best.mode == beside_) {
     --probe_left_;
   } else {
     probing_ = since_probe_++ >= wait && may;
-    probe_left_ = verdicts_ < tuning_.acquainted ? 1 : tuning_.probe_rounds;
+    probe_left_ = verdicts_ < kTuning.acquainted ? 1 : kTuning.probe_rounds;
   }
   beside_ = best.mode;
   if (probing_ && best.mode == Mode::kTurns && drifted()) compared_[int(Mode::kTurns)] = 0;   // what was compared is past
@@ -348,12 +347,12 @@ void Planner::decide() {
     const int copies = mode_ == Mode::kPlain ? affordable_copies() : kMaxChunk;
     if (copies > 0) schedule_.lookup = lookup_, schedule_.recycle = recycle_;
     StopRule& rule = schedule_.stop_rule;
-    rule.copy_threshold = worth(tuning_.copies * row(kMaxRows / 2));
+    rule.copy_threshold = worth(kTuning.copies * row(kMaxRows / 2));
     if (mode_ != Mode::kOverlap)
       for (int drafts = 0; drafts < kMaxChunk; ++drafts) {
         const double next = next_row(c, drafts);
         rule.thresholds.push_back(worth((c.draft_step + next) / std::max(a, 0.05)));
-        rule.copy_thresholds.push_back(worth(tuning_.copies * next));
+        rule.copy_thresholds.push_back(worth(kTuning.copies * next));
       }
     if (mode_ == Mode::kPlain) schedule_.max_chunk = copies;   // copies are its only drafts
   }

@@ -40,8 +40,7 @@ class Planner {
   // lookup: of the schedules, where drafts may be copied; copies are neither counted nor foreseen, they come on top.
   // recycle: likewise.
   // siblings: of drafts may be verified.
-  Planner(const Costs& costs, double prior, int lookup = 0, bool siblings = false,
-          const Tuning& tuning = {}, bool recycle = false);
+  Planner(const Costs& costs, double prior, int lookup = 0, bool siblings = false, bool recycle = false);
 
   // Before the first round of an answer: how long its prompt is. What earlier answers gained counts little for this one.
   void begin(int context);
@@ -86,7 +85,6 @@ class Planner {
   int affordable_copies() const;
   double corrected(Prediction::Mode mode, double seconds) const { return seconds * pace_ * bias_[int(mode)]; }
 
-  const Tuning tuning_;
   const Costs measured_costs_;
   Costs costs_;                                // at the present length of the text
   const int lookup_;

@@ -1,5 +1,5 @@
 // All numbers of planning that were tuned and not derived: of the planner of `auto`, and of the calibrations that fill its
-// costs. docs/design/planner.md says what each is worth at half and at double of it.
+// costs (how many of those are kept says ppsd_rt/planning/planner.py). docs/design/planner.md says what each is worth at half and at double of it.
 #pragma once
 
 namespace ppsd {
@@ -38,9 +38,8 @@ struct Tuning {
   double seconds = 0.35;          // that one takes, or a few passes of each kind
   double short_handed = 0.2;      // share of the rounds on fewer threads from which on a moment was crowded
   int doubts = 3;                 // measurements more where a plain step and its parts differ by half
-  int moments = 3;                // calibrations that are kept, each of another run
-  int crowded = 8;                // the same, of crowded ones, while calm ones are too few
-  double patience = 60.0;         // seconds before a calm moment is looked for again; twice as many after each crowded one
 };
+
+inline constexpr Tuning kTuning;
 
 }  // namespace ppsd

@@ -5,6 +5,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 
@@ -102,7 +104,81 @@ py::array_t<float> packed(const py::object& rows, const std::string& format) {
   return out;
 }
 
+// The number whose shortest text is that of a float: 0.7, not 0.699999988.
+double shortest(float value) {
+  char text[32];
+  for (int digits = 6; digits <= 9; ++digits) {
+    std::snprintf(text, sizeof text, "%.*g", digits, double(value));
+    if (std::strtof(text, nullptr) == value) break;
+  }
+  return std::strtod(text, nullptr);
+}
+
+py::object sampling_params_of(const Sampling& s) {
+  using py::literals::operator""_a;
+  py::dict biases;
+  for (const auto& [id, bias] : s.logit_bias) biases[py::int_(id)] = shortest(bias);
+  return py::module_::import("ppsd_rt.sampling.params")
+      .attr("SamplingParams")("temperature"_a = shortest(s.temperature), "top_k"_a = s.top_k, "top_p"_a = shortest(s.top_p),
+                              "min_p"_a = shortest(s.min_p), "repetition_penalty"_a = shortest(s.repetition_penalty),
+                              "presence_penalty"_a = shortest(s.presence_penalty),
+                              "frequency_penalty"_a = shortest(s.frequency_penalty), "logit_bias"_a = biases,
+                              "logprobs"_a = s.logprobs < 0 ? py::object(py::none()) : py::int_(s.logprobs),
+                              "max_tokens"_a = py::none(), "min_tokens"_a = s.min_tokens,
+                              "stop_token_ids"_a = s.stop_ids, "seed"_a = s.seed);
+}
+
+// Of the survival rule, as planners choose it.
+py::object schedule_of(const Schedule& s) {
+  using py::literals::operator""_a;
+  const py::object rule = py::module_::import("ppsd_rt.pipeline.stop_rules")
+      .attr("Survival")("threshold"_a = s.stop_rule.threshold, "copy_threshold"_a = s.stop_rule.copy_threshold,
+                        "thresholds"_a = py::tuple(py::cast(s.stop_rule.thresholds)),
+                        "copy_thresholds"_a = py::tuple(py::cast(s.stop_rule.copy_thresholds)));
+  return py::module_::import("ppsd_rt.pipeline.schedule")
+      .attr("Schedule")("first_chunk"_a = s.first_chunk, "max_chunk"_a = s.max_chunk, "lookahead"_a = s.lookahead,
+                        "overlap"_a = s.overlap, "stop_rule"_a = rule, "lookup"_a = s.lookup, "siblings"_a = s.siblings,
+                        "recycle"_a = s.recycle);
+}
+
+Prediction predict(const Planner& planner, const std::string& mode, int length, double acceptance) {
+  if (mode == "turns") return planner.predict_turns(length, acceptance);
+  return mode == "overlap" ? planner.predict_overlap(acceptance) : planner.predict_plain();
+}
+
+// A round of which the first `copied` of the judged drafts are copies.
+void after(Planner& planner, int committed, int judged, int accepted, double seconds, int copied, int siblings, bool rescued,
+           int position, int dropped) {
+  Round round;
+  round.position = position;
+  round.rows = judged + dropped + 1 + siblings;
+  round.dropped = dropped;
+  round.siblings = siblings;
+  round.rescued = rescued;
+  round.copied = copied;
+  round.committed.assign(size_t(committed), 0);
+  round.judged.assign(size_t(judged), Draft{});
+  for (int i = 0; i < copied; ++i) round.judged[i].copied = 1;
+  round.accepted = accepted;
+  planner.after(round, seconds);
+}
+
+// Of a planner.
+void bind_planner(py::module_& m) {
+  m.def("begin", &Planner::begin, py::arg("planner"), py::arg("context"));
+  m.def("schedule", [](const Planner& planner) { return schedule_of(planner.schedule()); }, py::arg("planner"));
+  m.def("credit", &Planner::credit, py::arg("planner"));
+  m.def("predict", [](const Planner& planner, const std::string& mode, int length, double acceptance) {
+    return predict(planner, mode, length, acceptance).tokens_per_second;
+  }, py::arg("planner"), py::arg("mode"), py::arg("length"), py::arg("acceptance"));
+  m.def("after", &after, py::arg("planner"), py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"),
+        py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false, py::arg("position") = StageCosts::kContext,
+        py::arg("dropped") = 0);
+  m.def("pass_seconds", &StageCosts::pass, py::arg("costs"), py::arg("rows"));
+}
+
 void bind(py::module_& m) {
+  bind_planner(m);
   py::class_<Crowd, std::shared_ptr<Crowd>>(m, "Crowd",
       "Passes of teams beside made-up other programs, counted by the members that worked.")
       .def_property_readonly("worked", [](Crowd& crowd) {
@@ -162,6 +238,12 @@ void bind(py::module_& m) {
     for (int i = 0; i < draws; ++i) drawn.push_back(stream.beta(a, b));
     return drawn;
   });
+  m.def("row", [](const py::object& rows, int64_t row) {
+    const Tensor tensor = tensor_of(rows, "rows");
+    py::array_t<float> out(tensor.columns);
+    read_row(tensor, row, out.mutable_data());
+    return out;
+  }, py::arg("rows"), py::arg("row"));
   m.def("packed", &packed, py::arg("rows"), py::arg("format"));
   m.def("philox", [](uint64_t seed, std::array<uint32_t, 4> counter) { return philox(PhiloxKey(seed), counter); });
   m.def("uniform", [](uint64_t seed, int position, int id, uint32_t stream) {

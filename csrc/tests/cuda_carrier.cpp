@@ -216,7 +216,7 @@ int64_t answers_of_a_model(uint64_t seed) {
     request.schedule.recycle = request.schedule.max_chunk > 0 && chance(random, 30);
     if (chance(random, 25))
       request.planner = std::make_shared<Planner>(toy_costs(), 0.6, between(random, 0, 2),
-                                                  captured.takes_siblings() && chance(random, 50), Tuning(), chance(random, 50));
+                                                  captured.takes_siblings() && chance(random, 50), chance(random, 50));
     request.ngrams = ngrams;
     request.in_turns = chance(random, 20);
     request.seed = random();

@@ -3,7 +3,7 @@
 import argparse
 
 from ..errors import UsageError
-from ..ranks.options import RankOptions, check_backend
+from ..ranks.launch import RankOptions, check_backend, join
 from ..ranks.world import World
 
 OVER_RANKS = ("generate", "watch", "serve", "engine", "check", "info")
@@ -14,8 +14,6 @@ def join_ranks(args: argparse.Namespace, world: World) -> bool:
     """True: this is rank 0, and `args.engine` drafts for the ranks. False: this rank has served, and all is done."""
     if args.command not in OVER_RANKS:
         raise UsageError(f"{args.command} runs in one process; over ranks run {', '.join(OVER_RANKS)}")
-    from ..ranks.launch import join  # torch.distributed comes with it
-
     args.engine = join(world, rank_options(args, world.size))
     return args.engine is not None
 

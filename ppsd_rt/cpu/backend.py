@@ -14,7 +14,6 @@ from ..backend import Asked, Oracle, check_ids
 from ..errors import PpsdError, UsageError
 from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
-from ..models.eagle3 import Eagle3File
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
 from ..pipeline.schedule import Auto
@@ -26,7 +25,7 @@ from .answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
 from .failures import one_line
 from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
 from .machine import default_threads, kv_memory_of
-from .packing import pack_eagle3, pack_model
+from .packing import pack_head, pack_model
 
 LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of
 
@@ -52,27 +51,27 @@ class CpuBackend:
     ) -> None:
         if device not in ("auto", "cpu"):
             raise UsageError(f"the cpu backend runs on a CPU, not on {device!r}; use --backend torch")
-        self._dtype = format_for(checkpoint, dtype)
+        self.dtype = format_for(checkpoint, dtype)
         if dtype == "fp8":
             raise UsageError("the cpu backend has no fp8: it is for --backend cuda, from sm_89 on; use --dtype int8")
-        if self._dtype not in FORMATS:
+        if self.dtype not in FORMATS:
             raise UsageError(
                 f"dtype {quoted(dtype)} is unknown to the cpu backend; dtypes are auto, {', '.join(FORMATS)}"
             )
         reason = refuses(checkpoint.config)
         if reason:
             raise PpsdError(f"the cpu backend cannot run this model: {reason}; use --backend torch")
-        self._threads = threads or default_threads()
+        self.threads = threads or default_threads()
         self._stages = stages
         config = checkpoint.config
         self._vocab_size, self._layers = config.vocab_size, config.num_hidden_layers
         self.hidden_size = config.hidden_size
         cut_layers(0, self._layers, stages)  # before the weights are packed
-        self._kv_dtype = kv = kv_format(self._dtype, config.head_dim, kv_dtype)
-        self._kv_bytes = config.kv_values * KV_FORMATS[kv]  # of a row, in all layers
+        self.kv_dtype = kv_format(self.dtype, config.head_dim, kv_dtype)
+        self._kv_bytes = config.kv_values * KV_FORMATS[self.kv_dtype]  # of a row, in all layers
         self._row_bytes = self._kv_bytes + 4 * config.hidden_size + 8 * config.head_dim
-        with one_line(f"pack {checkpoint.folder} as {self._dtype}", self._threads):
-            self._base = pack_model(checkpoint, self._dtype, kv, self._threads)
+        with one_line(f"pack {checkpoint.folder} as {self.dtype}", self.threads):
+            self._base = pack_model(checkpoint, self.dtype, self.kv_dtype, self.threads)
         self._checkpoint = checkpoint
         self._kv_memory = kv_memory_of(kv_memory)
         self._answers = Answers(weakly(self._make_loop))
@@ -83,22 +82,6 @@ class CpuBackend:
     def longest(self) -> int:
         return int(self._kv_memory * 0.9 / self._row_bytes)  # 0.9: an exit head may have layers too
 
-    @property
-    def dtype(self) -> str:
-        return self._dtype
-
-    @property
-    def kv_dtype(self) -> str:
-        return self._kv_dtype
-
-    @property
-    def threads(self) -> int:
-        return self._threads
-
-    @property
-    def head(self) -> HeadInfo | None:
-        return self._head
-
     def use_head(self, file: HeadFile | None) -> None:
         cuts = cut_layers(file.info.exit_layer if file else 0, self._layers, self._stages)
         self._answers.forget_loop()
@@ -106,18 +89,13 @@ class CpuBackend:
 
     def pack_head(self, file: HeadFile) -> _native.Model:
         """The model with this head. Nothing else changes; half a second for the default one."""
-        draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
-        with one_line("pack the exit head", self._threads):
-            if isinstance(file, Eagle3File):
-                return pack_eagle3(self._base, file, self._kv_dtype, self._threads)
-            return self._base.with_exit_head(file.info.exit_layer, dict(file.whole), draft_ids, self._threads)
+        return pack_head(self._base, file, self.kv_dtype, self.threads)
 
     def _use(self, file: HeadFile | None, model: _native.Model, cuts: Sequence[int]) -> None:
-        with one_line("make an engine", self._threads):
-            self._made: _native.Engine | None = _native.Engine(model, self._threads)
-        self._head = file.info if file else None
-        self._draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
         self._model, self._cuts = model, cuts
+        self._made: _native.Engine | None = self.another_engine(self.threads)
+        self.head: HeadInfo | None = file.info if file else None
+        self.draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)  # 0: all ids
         self._costs: _native.Costs | None = None
         self._planners = PlannerPool()
         self.know(None)
@@ -142,8 +120,7 @@ class CpuBackend:
     @property
     def _engine(self) -> _native.Engine:
         if self._made is None:
-            with one_line("make an engine", self._threads):
-                self._made = _native.Engine(self._model, self._threads)
+            self._made = self.another_engine(self.threads)
         return self._made
 
     def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
@@ -158,31 +135,31 @@ class CpuBackend:
         try:
             yield from self._answers.decode(asked, self._ngrams, planner)
         except _native.NoThread as error:
-            raise PpsdError(f"cannot decode with {self._threads} threads: {error}") from None
+            raise PpsdError(f"cannot decode with {self.threads} threads: {error}") from None
 
     def _make_loop(self) -> _native.Loop:
         with one_line(
-            f"hold {self._kv_memory / 1e6:.0f} MB of KV caches", self._threads, mend="give a smaller --kv-memory"
+            f"hold {self._kv_memory / 1e6:.0f} MB of KV caches", self.threads, mend="give a smaller --kv-memory"
         ):
             # Stages overlap or take turns, and nothing overlaps with what an EAGLE-3 head drafts.
-            cuts = None if self._head is not None and self._head.kind == EAGLE3 else self._cuts
-            return _native.Loop(self._model, self._threads, self._kv_memory, MOST_ANSWERS, PROMPT_ROWS, cuts=cuts)
+            cuts = None if self.head is not None and self.head.kind == EAGLE3 else self._cuts
+            return _native.Loop(self._model, self.threads, self._kv_memory, MOST_ANSWERS, PROMPT_ROWS, cuts=cuts)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self._vocab_size)
         self._answers.end_all()
-        with one_line(f"score {len(ids)} ids", self._threads, mend="give fewer"):
+        with one_line(f"score {len(ids)} ids", self.threads, mend="give fewer"):
             return self._engine.logits(list(ids), last)
 
     def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
         """By threads and a KV cache of its own: answers go on beside it."""
         check_ids(ids, 1, self._vocab_size)
-        with one_line(f"score {len(ids)} ids", self._threads, mend="give fewer"):
-            return _native.Engine(self._base, self._threads).logprobs(list(ids), top)
+        with one_line(f"score {len(ids)} ids", self.threads, mend="give fewer"):
+            return _native.Engine(self._base, self.threads).logprobs(list(ids), top)
 
     def stages(self, params: SamplingParams) -> _native.Stages:
-        with one_line("make stages", self._threads):
-            return _native.Stages(self._model, self._threads, params)
+        with one_line("make stages", self.threads):
+            return _native.Stages(self._model, self.threads, params)
 
     def bytes_per_token(self, context: int) -> int:
         return self._base.packed_bytes + round(self._kv_bytes * context)
@@ -195,7 +172,7 @@ class CpuBackend:
     def beside(self, threads: int) -> "CpuBackend":
         """Another backend on the same packed weights, with threads and a KV cache of its own, without an exit head."""
         other = copy(self)
-        other._threads, other._stages = threads, 1
+        other.threads, other._stages = threads, 1
         other._answers = Answers(weakly(other._make_loop))
         other.use_head(None)
         hears_of_forks(other)
@@ -207,28 +184,21 @@ class CpuBackend:
         keep: after so many layers, the hidden states of all rows are kept.
         """
         size = int(texts * (capacity + 64) * (self._row_bytes + 2 * self.hidden_size * len(keep)))
-        with one_line(f"hold the KV caches of {texts} texts", self._threads, mend="lower --slots"):
-            return _native.Loop(self._base, self._threads, size, texts, PROMPT_ROWS, True, list(keep))
+        with one_line(f"hold the KV caches of {texts} texts", self.threads, mend="lower --slots"):
+            return _native.Loop(self._base, self.threads, size, texts, PROMPT_ROWS, True, list(keep))
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._answers.last.spans() if self._answers.last else []
 
-    @property
-    def draft_vocabulary(self) -> int:
-        """Ids that the exit head scores; 0: all."""
-        return self._draft_vocabulary
-
     def costs(self, again: bool = False) -> _native.Costs:
         """What draft steps and verification passes cost here; measured in the first runs, or `again`."""
-        if self._head is None:
+        if self.head is None:
             raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
         if self._costs is None or again:
             self._answers.end_all()
-            dtypes = self._dtype, self._kv_dtype
-            path = costs_path(
-                self._checkpoint.hash, self._head, self._draft_vocabulary, dtypes, self._threads, self._model.isa
-            )
-            with one_line("measure what drafts cost", self._threads):
+            hash, dtypes, isa = self._checkpoint.hash, (self.dtype, self.kv_dtype), self._model.isa
+            path = costs_path(hash, self.head, self.draft_vocabulary, dtypes, self.threads, isa)
+            with one_line("measure what drafts cost", self.threads):
                 self._costs = costs_here(path, self._calibrate, again)
             self._planners.clear()
         return self._costs
@@ -249,21 +219,21 @@ class CpuBackend:
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
         """One that knows what overlapping costs, if it expects that this pays; else stages take turns."""
-        assert self._head is not None
+        assert self.head is not None
         costs, kind = self.costs(), kind_of(schedule, params, oracle)
         if costs.overlapped is not None:
-            planner = self._planners.planner(replace(kind, overlaps=True), costs, self._head)
+            planner = self._planners.planner(replace(kind, overlaps=True), costs, self.head)
             speeds = {p.mode == "overlap": p.tokens_per_second for p in sorted(planner.predictions(), key=_speed)}
-            if speeds.get(True, 0.0) > _native.Tuning().worth_switching * speeds[False]:
+            if speeds.get(True, 0.0) > _native.WORTH_SWITCHING * speeds[False]:
                 return planner
-        return self._planners.planner(kind, _native.Costs(costs.turns), self._head)
+        return self._planners.planner(kind, _native.Costs(costs.turns), self.head)
 
     def facts(self) -> dict[str, Any]:
         return {
             "isa": self._model.isa,
             "usable_isas": _native.usable_isas(),
             "cores": _native.usable_cores(),
-            "kv_dtype": self._kv_dtype,
+            "kv_dtype": self.kv_dtype,
             "kv_megabytes": round(self._kv_memory / 1e6, 1),
             "packed_megabytes": round(self._model.packed_bytes / 1e6, 1),
             "pinning": self._engine.pin_problem or "ok",

@@ -17,22 +17,6 @@ MOST_NORMED = 256  # channels of a head whose queries and keys go through a norm
 KV_FORMATS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125}  # bytes of a value, its part of the scales included
 
 
-def shape_of(config: LlamaConfig) -> "_native.ModelShape":
-    from .. import _native  # the other backends do without it
-
-    return _native.ModelShape(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        rms_norm_eps=config.rms_norm_eps,
-        attention=[(layer.rotary, layer.window or 0) for layer in config.layer_attention],
-    )
-
-
 def rotary_of(config: LlamaConfig) -> "_native.Rotary":
     from .. import _native
 

@@ -18,7 +18,7 @@ from ..files import cache as cache_file
 from ..models.cache import cache_dir
 from ..models.checkpoint import Checkpoint
 from ..models.tokenizer import load_tokenizer
-from .formats import rotary_of, shape_of
+from .formats import rotary_of
 from .tensors import packable
 
 ROWS = 512  # of the text; twice as many changed nothing
@@ -51,9 +51,7 @@ def importance_for(dtype: str, checkpoint: Checkpoint, threads: int) -> Importan
         return known
     if config.num_hidden_layers * sum(inputs) > LARGE:
         _LOG.info("measuring what int4 may round off: once for this model, as long as a prompt of %d tokens", ROWS)
-    measured = _native.importance(
-        shape_of(config), packable(checkpoint, "int8"), rotary_of(config), _text(checkpoint), threads
-    )
+    measured = _native.importance(config, packable(checkpoint, "int8"), rotary_of(config), _text(checkpoint), threads)
     _keep(path, measured)
     return measured
 

@@ -4,7 +4,9 @@ from .. import _native
 from ..errors import PpsdError
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
-from .formats import fits_int8, refuses, rotary_of, shape_of
+from ..models.head_file import HeadFile
+from .failures import one_line
+from .formats import fits_int8, refuses, rotary_of
 from .importance import importance_for
 from .tensors import packable
 
@@ -24,7 +26,7 @@ def pack_model(
     Raises RuntimeError, one line, for weights that are not finite, and NoThread.
     """
     return _native.Model(
-        shape_of(checkpoint.config),
+        checkpoint.config,
         packable(checkpoint, dtype),
         rotary_of(checkpoint.config),
         dtype,
@@ -37,25 +39,28 @@ def pack_model(
     )
 
 
-def pack_eagle3(model: _native.Model, file: Eagle3File, kv_dtype: str, threads: int) -> _native.Model:
-    """The model with an EAGLE-3 head, packed in the model's formats.
+def pack_head(model: _native.Model, file: HeadFile, kv_dtype: str, threads: int) -> _native.Model:
+    """The model with this exit head; an EAGLE-3 head is packed in the model's formats.
 
-    Raises PpsdError for a shape that the kernels do not take, and RuntimeError, one line, for weights that are not
-    finite.
+    Raises PpsdError, one line, for weights that are not finite, and for a shape that the kernels do not take.
     """
-    eagle = file.eagle
-    reason = refuses(eagle.layer)
-    if reason is None and kv_dtype == "int8" and not fits_int8(eagle.layer.head_dim):
-        reason = f"its head_dim {eagle.layer.head_dim} needs --kv-dtype bfloat16"
-    if reason:
-        raise PpsdError(f"the cpu backend cannot run this exit head: {reason}; use --backend torch")
-    return model.with_eagle3(
-        shape=shape_of(eagle.layer),
-        rotary=rotary_of(eagle.layer),
-        taps=eagle.taps,
-        norm_before_residual=eagle.norm_before_residual,
-        norm_output=eagle.norm_output,
-        tensors=dict(file.tensors),
-        draft_ids=[] if file.draft_ids is None else file.draft_ids.tolist(),
-        threads=threads,
-    )
+    draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
+    with one_line("pack the exit head", threads):
+        if not isinstance(file, Eagle3File):
+            return model.with_exit_head(file.info.exit_layer, dict(file.whole), draft_ids, threads)
+        eagle = file.eagle
+        reason = refuses(eagle.layer)
+        if reason is None and kv_dtype == "int8" and not fits_int8(eagle.layer.head_dim):
+            reason = f"its head_dim {eagle.layer.head_dim} needs --kv-dtype bfloat16"
+        if reason:
+            raise PpsdError(f"the cpu backend cannot run this exit head: {reason}; use --backend torch")
+        return model.with_eagle3(
+            shape=eagle.layer,
+            rotary=rotary_of(eagle.layer),
+            taps=eagle.taps,
+            norm_before_residual=eagle.norm_before_residual,
+            norm_output=eagle.norm_output,
+            tensors=dict(file.tensors),
+            draft_ids=draft_ids,
+            threads=threads,
+        )

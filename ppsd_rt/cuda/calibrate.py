@@ -15,7 +15,7 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
-from .._native import Costs, StageCosts, Tuning
+from .._native import WORTH_SWITCHING, Costs, StageCosts
 from ..pipeline.schedule import MAX_ROWS
 from ..sampling.params import SamplingParams
 from .devices import synchronise
@@ -206,7 +206,7 @@ def _side_by_side(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None:
         if repeat and found:
             slower.append(found)
     # In the time of a pass beside drafts, 1 / slower of a pass is done, and as much of drafts: 1 is what turns do.
-    if not slower or min(1 / drafts + 1 / passes for drafts, passes in slower) < Tuning().worth_switching:
+    if not slower or min(1 / drafts + 1 / passes for drafts, passes in slower) < WORTH_SWITCHING:
         return None
     drafts, passes = (max(1.0, median(times)) for times in zip(*slower, strict=True))
     return _beside(turns, drafts, passes)

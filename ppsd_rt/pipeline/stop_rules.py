@@ -67,8 +67,7 @@ class CalibratedThompson:
 
     def __post_init__(self) -> None:
         _check_discount(self.discount)
-        if self.bins < 1 or self.weight <= 0:
-            raise UsageError(f"calibrated stop rule: bins {self.bins} must be >= 1 and weight {self.weight} above 0")
+        _check_bins(self)
 
 
 @dataclass(frozen=True)
@@ -98,8 +97,7 @@ class Survival:
             raise UsageError(f"the survival threshold must be between 0 and 1, not {self.threshold}")
         if not 0 < self.copy_threshold < 1:
             raise UsageError(f"the survival threshold of copies must be between 0 and 1, not {self.copy_threshold}")
-        if self.bins < 1 or self.weight <= 0:
-            raise UsageError(f"survival stop rule: bins {self.bins} must be >= 1 and weight {self.weight} above 0")
+        _check_bins(self)
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,7 @@ class Paying:
         _check_discount(self.discount)
         if not 0 < self.cost <= 10:
             raise UsageError(f"the cost of a draft token must be above 0 and at most 10 plain tokens, not {self.cost}")
-        if self.bins < 1 or self.weight <= 0:
-            raise UsageError(f"paying stop rule: bins {self.bins} must be >= 1 and weight {self.weight} above 0")
+        _check_bins(self)
 
 
 StopRule = FixedLength | ConfidenceThreshold | BetaThompson | CalibratedThompson | Survival | Paying
@@ -158,3 +155,8 @@ def describe_stop_rule(rule: StopRule) -> str:
 def _check_discount(discount: float) -> None:
     if not 0 < discount <= 1:
         raise UsageError(f"the discount of a Thompson stop rule must be above 0 and at most 1, not {discount}")
+
+
+def _check_bins(rule: CalibratedThompson | Survival | Paying) -> None:
+    if rule.bins < 1 or rule.weight <= 0:
+        raise UsageError(f"{rule.kind} stop rule: bins {rule.bins} must be >= 1 and weight {rule.weight} above 0")

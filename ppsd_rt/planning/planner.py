@@ -15,7 +15,7 @@ from statistics import median_low
 from typing import Any
 
 from .. import _native
-from .._native import Costs, Planner, StageCosts, Tuning
+from .._native import Costs, Planner, StageCosts
 from ..backend import Oracle
 from ..cpu.machine import cpu_name
 from ..files import cache as cache_file
@@ -24,7 +24,9 @@ from ..models.head_file import HeadInfo
 from ..pipeline.schedule import Auto
 from ..sampling.params import SamplingParams
 
-TUNING = Tuning()
+MOMENTS = 3  # calibrations that are kept, each of another run
+CROWDED = 8  # the same, of crowded ones, while calm ones are too few
+PATIENCE = 60.0  # seconds before a calm moment is looked for again; twice as many after each crowded one
 UNKNOWN = 0.5  # acceptance of a head whose file says nothing of it: even odds
 _LARGEST = 1 << 20  # bytes of a file of calibrations: more than there ever are
 
@@ -41,9 +43,9 @@ def costs_here(path: Path, measure: Callable[[], Costs], again: bool = False) ->
         return typical([moment.costs for moment in moments])
     now = measure()
     moments = [*moments, Moment(now, time.time())]
-    calm = [moment for moment in moments if not moment.costs.crowded][-TUNING.moments :]
-    crowded = [moment for moment in moments if moment.costs.crowded][-TUNING.crowded :]
-    kept = [*(crowded if len(calm) < TUNING.moments else []), *calm]
+    calm = [moment for moment in moments if not moment.costs.crowded][-MOMENTS:]
+    crowded = [moment for moment in moments if moment.costs.crowded][-CROWDED:]
+    kept = [*(crowded if len(calm) < MOMENTS else []), *calm]
     cache_file.write(path, json.dumps([{"costs": m.costs.to_dict(), "at": m.at} for m in kept]).encode())
     return now if again else typical([moment.costs for moment in kept])
 
@@ -59,10 +61,10 @@ class Moment:
 def _wanted(moments: Sequence[Moment]) -> bool:
     """Whether one more would tell something."""
     crowded = sum(moment.costs.crowded for moment in moments)
-    if len(moments) - crowded >= TUNING.moments:
+    if len(moments) - crowded >= MOMENTS:
         return False
     waited = time.time() - max((moment.at for moment in moments), default=0.0)
-    return len(moments) < TUNING.moments or not 0 <= waited < TUNING.patience * 2**crowded
+    return len(moments) < MOMENTS or not 0 <= waited < PATIENCE * 2**crowded
 
 
 def typical(moments: Sequence[Costs]) -> Costs:
@@ -72,14 +74,14 @@ def typical(moments: Sequence[Costs]) -> Costs:
     compared with did not have its threads.
     """
     calm = [costs for costs in moments if not costs.crowded]
-    moments = calm or [costs.replace(overlapped=None) for costs in moments]
+    moments = calm or [Costs(costs.turns, None, True) for costs in moments]
     plains = [costs.plain_seconds for costs in moments]
     plain = median_low(plains)
     overlapped = [costs.overlapped.to_dict() for costs in moments if costs.overlapped]
     try:
         return Costs(
-            StageCosts.from_dict(_between([costs.turns.to_dict() for costs in moments], plains, plain)),
-            StageCosts.from_dict(_between(overlapped, plains, plain)) if len(overlapped) == len(moments) else None,
+            StageCosts(**_between([costs.turns.to_dict() for costs in moments], plains, plain)),
+            StageCosts(**_between(overlapped, plains, plain)) if len(overlapped) == len(moments) else None,
             not calm,
         )
     except ValueError:  # they have so little in common that what is between them cannot be: the newest then
@@ -105,14 +107,15 @@ def _known(path: Path) -> list[Moment]:
         moments = [_moment(values) for values in json.loads(cache_file.read(path, _LARGEST))]
     except (ValueError, KeyError, TypeError, RecursionError):
         return []
-    return moments if len(moments) <= TUNING.moments + TUNING.crowded else []
+    return moments if len(moments) <= MOMENTS + CROWDED else []
 
 
 def _moment(values: dict[str, Any]) -> Moment:
     at = values["at"]
     if isinstance(at, bool) or not isinstance(at, int | float) or not 0 <= at <= time.time():
         raise ValueError(f"no time at which a calibration can have been: {str(at)[:40]}")
-    return Moment(Costs.from_dict(values["costs"]), float(at))
+    turns, overlapped, crowded = (values["costs"][name] for name in ("turns", "overlapped", "crowded"))
+    return Moment(Costs(StageCosts(**turns), overlapped and StageCosts(**overlapped), crowded), float(at))
 
 
 def costs_path(

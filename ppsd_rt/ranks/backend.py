@@ -10,7 +10,7 @@ from queue import Empty, Queue
 from statistics import median
 from threading import Lock, Thread, current_thread, main_thread
 from time import monotonic, perf_counter, sleep
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from ..sampling.grammar import Grammar
 from ..sampling.params import EXTRAS, SamplingParams
 from ..trace import Span
 from .control import Control, Kind, Words, numbers_of, text_of, words_of
-from .costs import displacer, rank_costs, side_by_side, time_drafts
+from .costs import displacer, side_by_side, time_drafts
 from .grammars import pack_grammar
 from .links import PASSES, VERDICTS, LinkLost, Receiver, Sender
 from .slices import CpuSlices
@@ -39,7 +39,10 @@ _PATIENCE = 600.0  # seconds for the others to pack slices, to measure, to take 
 _QUESTIONS = 20  # what time it is there
 _LONGEST = 1 << 19  # tokens of a text in the loop, whose ids may have to fit into one message (csrc/decoding/pass.h)
 _ENDING = 0.1  # seconds between two looks for answers that nobody will work on any more
+_ASKED = "to answer"
 _PAUSE = 0.002  # between two messages whose way is measured: about a stage's pass
+
+T = TypeVar("T")
 
 
 class RanksBackend:
@@ -52,6 +55,7 @@ class RanksBackend:
     copies = siblings = True
     extras = EXTRAS
     concurrency = MOST_ANSWERS
+    device = "cpu"  # rank 0's
 
     def __init__(
         self,
@@ -61,13 +65,11 @@ class RanksBackend:
         slices: CpuSlices,
         head: HeadInfo | None,
         sizes: Sequence[int],
-        vocab_size: int,
         words: int,
-        threads: int,
     ) -> None:
-        self._control, self._drafter, self._slices, self._head = control, drafter, slices, head
-        self.sizes, self._vocab_size, self._words, self._threads = tuple(sizes), vocab_size, words, threads
-        self._groups, self._blocks = groups, 0
+        self._groups, self._control, self._drafter, self._slices, self._words = groups, control, drafter, slices, words
+        self.head, self.sizes, self._blocks = head, tuple(sizes), 0
+        self.dtype, self.threads = slices.dtype, slices.threads
         self._loop: _native.Loop | None = None
         self._answers = Answers(self._make_loop)
         self._planners = PlannerPool()
@@ -92,7 +94,7 @@ class RanksBackend:
         """Returns when all ranks are ready."""
         if current_thread() is main_thread():  # which alone hears of signals
             signal.signal(signal.SIGTERM, lambda *_: self._control.told_to_end())
-        self._wait(lambda: len(self._control.ready) == self._control.world.last, _PATIENCE, "to load its slice")
+        self._wait(lambda: len(self._control.ready) == self._control.world.last, "to load its slice")
         self._blocks = min(self._slices.blocks, *self._control.ready.values())
 
     def close(self) -> None:
@@ -106,26 +108,9 @@ class RanksBackend:
     # -- what an engine asks -------------------------------------------------------------------------------------------
 
     @property
-    def device(self) -> str:
-        """Of rank 0."""
-        return "cpu"
-
-    @property
     def failure(self) -> str | None:
         """The line that all ranks end with; None: all is well."""
         return self._control.failure
-
-    @property
-    def dtype(self) -> str:
-        return self._slices.dtype
-
-    @property
-    def threads(self) -> int:
-        return self._threads
-
-    @property
-    def head(self) -> HeadInfo | None:
-        return self._head
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
         self._ngrams = _native.Ngrams()
@@ -133,7 +118,7 @@ class RanksBackend:
             self._ngrams.know(successors)
 
     def use_head(self, file: HeadFile | None) -> None:
-        if (file.info if file else None) != self._head:
+        if (file.info if file else None) != self.head:
             raise UsageError("ranks get their exit head when they start: give --exit-head to all of them")
 
     def pack_head(self, file: HeadFile) -> _native.Model:
@@ -144,8 +129,8 @@ class RanksBackend:
         """To a head of the same sizes, between answers: what was said stays known, and what drafts cost."""
         loop = self._answers.loop
         # Until the round is over in which the last answer has ended.
-        self._wait(lambda: loop.draft_with(packed), _PATIENCE, "to end an answer")
-        self._head = file.info
+        self._wait(lambda: loop.draft_with(packed), "to end an answer")
+        self.head = file.info
 
     def recall(self, ids: Sequence[int], owner: int) -> None:
         """Copy drafts from this text too, as if it had been answered here."""
@@ -229,7 +214,7 @@ class RanksBackend:
         alone = []
         for rank in others:
             self._control.tell(rank, Kind.MEASURE, 0)
-            alone.append(tuple(self._collect(1)[rank]))
+            alone.append(self._collect(1)[rank])
         for rank in others:
             self._control.tell(rank, Kind.MEASURE, 1)
         row_beside, draft_beside = time_drafts(self._step_and_message)
@@ -237,8 +222,8 @@ class RanksBackend:
         while not self._pongs.empty():
             self._pongs.get()
         return (
-            rank_costs(row, draft, alone, link),
-            rank_costs(row_beside, draft_beside, [tuple(beside[rank]) for rank in others], link),
+            _native.StageCosts(row, draft, alone, links=link),
+            _native.StageCosts(row_beside, draft_beside, [beside[rank] for rank in others], links=link),
         )
 
     def report(self) -> list[list[float]]:
@@ -264,18 +249,21 @@ class RanksBackend:
             sleep(_PAUSE)
             begun = perf_counter()
             self._control.tell(1, Kind.PING)
-            self._pong()
+            self._next(self._pongs, _ASKED)
             times.append((perf_counter() - begun) / 2)
         return median(times)
 
     def _ponged(self, rank: int, number: int, message: Words) -> None:
         self._pongs.put((rank, number, int(message[4:6].view(np.int64)[0]), _native.wire_clock()))
 
-    def _pong(self) -> tuple[int, int, int, int]:
-        """The next one, as soon as it is there."""
+    def _next(self, queue: Queue[T], what: str) -> T:
+        """As soon as it is there. what: a rank does, for a message of one that takes too long."""
+        end = monotonic() + _PATIENCE
         while True:
             with suppress(Empty):
-                return self._pongs.get(timeout=0.5)
+                return queue.get(timeout=0.1)
+            if monotonic() > end:
+                self._too_long(what)
             self._control.check()
 
     # -- grammars ------------------------------------------------------------------------------------------------------
@@ -287,7 +275,7 @@ class RanksBackend:
             number = self._grammar
             for words in pack_grammar(grammar):
                 self._control.tell(self._control.world.last, Kind.GRAMMAR, number, words=words)
-        self._wait(lambda: number in self._grammar_says, _PATIENCE, "to compile a grammar")
+        self._wait(lambda: number in self._grammar_says, "to compile a grammar")
         if wrong := self._grammar_says.pop(number):
             raise PpsdError(f"rank {self._control.world.last}: {wrong}")
         return number
@@ -302,7 +290,7 @@ class RanksBackend:
         for number in range(1, _QUESTIONS + 1):
             asked = _native.wire_clock()
             self._control.tell(rank, Kind.PING, number)
-            while (pong := self._pong())[:2] != (rank, number):
+            while (pong := self._next(self._pongs, _ASKED))[:2] != (rank, number):
                 pass  # of a measurement before
             questions.append((asked, *pong[2:]))
         return clock_offset(questions)
@@ -314,35 +302,20 @@ class RanksBackend:
         self._control.tell(rank, Kind.TRACE)
         spans: list[Span] = []
         follow = -1
-
-        def arrived() -> bool:
-            nonlocal follow
-            while not self._station_spans.empty():
-                follow, some = self._station_spans.get()
-                spans.extend(some)
-            return follow == 0
-
-        self._wait(arrived, _PATIENCE, "to tell its timeline")
+        while follow != 0:
+            follow, some = self._next(self._station_spans, "to tell its timeline")
+            spans += some
         return spans
 
     def _collect(self, count: int) -> dict[int, list[float]]:
-        found: dict[int, list[float]] = {}
-
-        def arrived() -> bool:
-            while not self._replies.empty():
-                rank, numbers = self._replies.get()
-                found[rank] = numbers
-            return len(found) == count
-
-        self._wait(arrived, _PATIENCE, "to measure")
-        return found
+        return dict(self._next(self._replies, "to measure") for _ in range(count))
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
-        assert self._head is not None
+        assert self.head is not None
         kind, costs = kind_of(schedule, params, oracle), self.costs()
-        if self._head.kind == EAGLE3:  # it never drafts while rows are verified
+        if self.head.kind == EAGLE3:  # it never drafts while rows are verified
             costs = _native.Costs(costs.turns)
-        return self._planners.planner(kind, costs, self._head)
+        return self._planners.planner(kind, costs, self.head)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -360,8 +333,8 @@ class RanksBackend:
         _native.precise_waits()
         try:
             while not self._control.failed.is_set():
-                if words := loop.work(sender.buffers()[0], 50):
-                    sender.send([words])
+                if words := loop.work(sender.buffer(), 50):
+                    sender.send(words)
         except Exception as error:
             if isinstance(error, LinkLost):
                 self._control.lost(1, error)
@@ -378,12 +351,14 @@ class RanksBackend:
         assert self._loop is not None
         self._loop.land(verdict)
 
-    def _wait(self, done: Callable[[], bool], seconds: float, what: str, raises: bool = True) -> None:
-        end = monotonic() + seconds
+    def _wait(self, done: Callable[[], bool], what: str) -> None:
+        end = monotonic() + _PATIENCE
         while not done():
             if self._control.failed.wait(0.002):
                 break
             if monotonic() > end:
-                self._control.fail(f"a rank took more than {seconds:g} s {what}")
-        if raises:
-            self._control.check()
+                self._too_long(what)
+        self._control.check()
+
+    def _too_long(self, what: str) -> None:
+        self._control.fail(f"a rank took more than {_PATIENCE:g} s {what}")

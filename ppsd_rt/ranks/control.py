@@ -19,7 +19,7 @@ import numpy as np
 from .. import _native
 from ..errors import PpsdError
 from ..printable import printable
-from .links import CONTROL, ProtocolError, Receiver, SharedSender, Words
+from .links import CONTROL, ProtocolError, Receiver, Sender, Words
 from .threads import CLOCK, Clock, start
 from .world import World
 
@@ -58,18 +58,11 @@ Handler = Callable[[int, int, Words], None]  # (rank, value, message)
 
 
 class Control:
-    """busy: seconds that the work at hand has taken by now, for the signs of life of this rank."""
+    """busy: gives the seconds that the work at hand has taken by now, for the signs of life of this rank."""
 
-    def __init__(
-        self,
-        group: Any,
-        world: World,
-        silence: float,
-        delay: float,
-        busy: Callable[[], float] = lambda: 0.0,
-        clock: Clock = CLOCK,
-    ) -> None:
-        self.world, self.silence, self.delay, self._busy, self._clock = world, silence, delay, busy, clock
+    def __init__(self, group: Any, world: World, silence: float, delay: float, clock: Clock = CLOCK) -> None:
+        self.world, self.silence, self.delay, self._clock = world, silence, delay, clock
+        self.busy: Callable[[], float] = lambda: 0.0
         self._line: str | None = None  # of the first failure; public once the others have been told
         self.failure: str | None = None
         self.failed, self.stopping = Event(), Event()
@@ -84,9 +77,9 @@ class Control:
         self._byes: set[int] = set()
         self._gone = Event()
         peers = range(1, world.size) if world.drafts else (0,)
-        groups = 64 + 2 * int(silence / _BEAT)  # more than a silent rank leaves unread before it is given up
+        unread = 64 + 2 * int(silence / _BEAT)  # more than a silent rank leaves unread before it is given up
         self._heard = dict.fromkeys(peers, clock.now())
-        self._senders = {peer: SharedSender(group, peer, CONTROL, WORDS, groups) for peer in peers}
+        self._senders = {peer: Sender(group, peer, CONTROL, WORDS, unread) for peer in peers}
         self._receivers = [Receiver(group, peer, CONTROL, WORDS, 4, self._take(peer), self.lost) for peer in peers]
 
     def on(self, kind: Kind, handler: Handler) -> None:
@@ -122,7 +115,10 @@ class Control:
         else:
             message[6] = len(numbers)
             message[_PAYLOAD : _PAYLOAD + len(numbers)].view(np.float32)[:] = numbers
-        self._senders[rank].send(message)
+        sender = self._senders[rank]
+        with sender.lock:
+            sender.buffer()[:] = message
+            sender.send(WORDS)
 
     # -- failing -------------------------------------------------------------------------------------------------------
 
@@ -148,6 +144,11 @@ class Control:
     def _tell_failure(self, rank: int, line: str) -> None:
         with suppress(RuntimeError):  # its connection is gone: nobody is left there to be told
             self.tell(rank, Kind.FAIL, text=line)
+            self._flush(rank)
+
+    def _flush(self, rank: int) -> None:
+        """The last words of this process leave it."""
+        with self._senders[rank].lock:
             self._senders[rank].flush(_LAST_WORDS)
 
     def fail_later(self, line: str, seconds: float = GRACE) -> None:
@@ -206,7 +207,7 @@ class Control:
             if kind is Kind.STOP:
                 self.stopping.set()
                 self.tell(peer, Kind.BYE)
-                self._senders[peer].flush(_LAST_WORDS)
+                self._flush(peer)
                 self.failed.set()
                 return
             if self.delay and kind in (Kind.PING, Kind.PONG):
@@ -241,7 +242,7 @@ class Control:
         while not self.failed.is_set() and not self.stopping.is_set():
             self._clock.sleep(_BEAT)
             try:
-                self.tell(rank, Kind.BEAT, int(self._busy() * 1000))
+                self.tell(rank, Kind.BEAT, int(self.busy() * 1000))
             except RuntimeError as error:  # its connection
                 self.lost(rank, error)
 

@@ -1,6 +1,6 @@
 """What the stages and links of a running pipeline cost, measured on the ranks themselves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
@@ -16,14 +16,9 @@ _LEAST = 3  # repeats
 _CACHE = 64 << 20  # bytes that displace what a cache holds, or most of it
 
 
-def rank_costs(row: float, draft: float, verify: Sequence[Table], link: float) -> StageCosts:
-    """Seconds on each rank. row: one row through the draft stage; draft: the same and the exit head; verify: of each
-    other rank, passes over 1 to 16 rows; link: a message from one rank to the next, with the threads that it wakes."""
-    return StageCosts(row, draft, tuple(verify), links=link)
-
-
 def side_by_side(alone: StageCosts, beside: StageCosts) -> Costs:
-    """For the planner. beside: the same ranks, measured while all were at work at once."""
+    """For the planner, of row steps, draft steps and passes of each rank, and of messages with the threads that they
+    wake. alone: each rank while the others wait; beside: while all were at work at once."""
     drafting = max(1.0, beside.draft_step / alone.draft_step)
     passes = zip(alone.stages, beside.stages, strict=True)
     verifying = max(1.0, *(together[0] / by_itself[0] for by_itself, together in passes))

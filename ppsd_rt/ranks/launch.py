@@ -1,36 +1,67 @@
 """From the environment of one rank to its part of a running pipeline."""
 
 import hashlib
+import json
 import os
 import sys
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__, _native
 from ..cpu.formats import format_for
-from ..errors import PpsdError
+from ..cpu.machine import default_threads
+from ..errors import PpsdError, UsageError
 from ..extras import need
 from ..find_head import find_head
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile
 from ..models.resolve import resolve_model
+from ..printable import quoted
 from .connect import connect
 from .control import GRACE, Control
 from .grammars import grammars_of
 from .handshake import exchange
 from .links import CONTROL
 from .meeting import Meeting, first_line, open_store
-from .options import RankOptions
-from .slices import CpuSlices, cores_of, layers_of
-from .split import check_sizes, pack_sizes, solve, unpack_sizes
+from .slices import CpuSlices
+from .split import check_sizes, solve
 from .stage import serve
 from .threads import CLOCK, Clock
 from .world import World
 
 if TYPE_CHECKING:
     from ..engine import Engine
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """What every rank is told when it is started, in the same words.
+
+    kv_memory: of each rank, for the KV caches of many answers; None: half of what its host can spare, shared among
+    its ranks. sizes: layers of each rank; None: as is best. link_delay: seconds that every message is held back on its
+    arrival, for experiments on one host. silence: seconds without a sign of life after which a rank counts as lost."""
+
+    model: str = "smollm2-135m"
+    exit_head: str = "auto"
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    kv_memory: int | str | None = None
+    threads: int | None = None
+    sizes: tuple[int, ...] | None = None
+    schedule: str = "auto"
+    link_delay: float = 0.0
+    silence: float = 20.0
+
+
+def check_backend(backend: str, device: str) -> None:
+    if backend not in ("auto", "cpu") or device not in ("auto", "cpu"):
+        raise UsageError(
+            f"ranks run on CPUs, not with --backend {quoted(backend)} --device {quoted(device)}; GPUs of one machine "
+            "take some layers each in one process: --device cuda:0,cuda:1"
+        )
 
 
 def join(world: World, options: RankOptions, clock: Clock = CLOCK) -> "Engine | None":
@@ -43,33 +74,24 @@ def join(world: World, options: RankOptions, clock: Clock = CLOCK) -> "Engine | 
     store = open_store(world, clock)
     meeting = Meeting(store.clone(), world, clock)  # gloo waits in its own
     try:
-        checkpoint, head, slices, threads = _open(world, options)
+        head, slices = _open(world, options)
     except PpsdError as error:
         meeting.fail(f"rank {world.rank}: {error}")
-    exchange(meeting, _facts(world, checkpoint, head, slices, options))
-    if world.drafts:
-        sizes = options.sizes or ()
-        if not sizes:
+    exchange(meeting, _facts(world, head, slices, options))
+    sizes = options.sizes
+    if sizes is None:
+        if world.drafts:
             try:
-                sizes = solve(checkpoint, head, world.size, slices)
+                meeting.put("sizes", json.dumps(solve(head, world.size, slices)).encode())
             except PpsdError as error:
                 meeting.fail(f"rank 0: {error}")
-        meeting.put("sizes", pack_sizes(sizes))
-    else:
-        sizes = unpack_sizes(meeting.read("sizes"))
+        sizes = tuple(json.loads(meeting.read("sizes")))
     groups = connect(store, meeting)
-    station: list[_native.Station] = []
-    control = Control(
-        groups[CONTROL],
-        world,
-        options.silence,
-        options.link_delay,
-        lambda: station[0].busy_seconds() if station else 0.0,
-    )
+    control = Control(groups[CONTROL], world, options.silence, options.link_delay)
     control.start()
     meeting.close()
     try:
-        return _play(control, groups, checkpoint, head, slices, sizes, threads, options, station)
+        return _play(control, groups, head, slices, sizes, options)
     except PpsdError as error:
         control.fail(f"rank {world.rank}: {error}")
         raise PpsdError(control.failure or str(error)) from None
@@ -82,31 +104,26 @@ def join(world: World, options: RankOptions, clock: Clock = CLOCK) -> "Engine | 
 def _play(
     control: Control,
     groups: dict[int, Any],
-    checkpoint: Checkpoint,
     head: HeadFile | None,
     slices: CpuSlices,
     sizes: tuple[int, ...],
-    threads: int,
     options: RankOptions,
-    station: list[_native.Station],
 ) -> "Engine | None":
     """Load the slice; then serve, or give the engine."""
-    first, last = layers_of(sizes, control.world.rank)
-    vocabulary, taps = checkpoint.config.vocab_size, head.taps if head else ()
+    checkpoint, rank, taps = slices.checkpoint, control.world.rank, head.taps if head else ()
     words = _native.pass_words(checkpoint.config.hidden_size, len(taps))
     if not control.world.drafts:
-        station.append(slices.station(checkpoint, first, last, options.link_delay, taps))
-        serve(groups, control, station[0], words, slices.bytes, partial(grammars_of, checkpoint), slices.blocks)
+        station = slices.station(sum(sizes[:rank]), sum(sizes[: rank + 1]), options.link_delay, taps)
+        serve(groups, control, station, words, slices.bytes, partial(grammars_of, checkpoint))
         return None
 
     from ..engine import Engine
     from ..models.tokenizer import load_tokenizer
     from .backend import RanksBackend
 
-    tokenizer = load_tokenizer(checkpoint.folder, vocabulary)
-    drafter = slices.drafter(checkpoint, head, last)
-    info = head.info if head else None
-    backend = RanksBackend(groups, control, drafter, slices, info, sizes, vocabulary, words, threads)
+    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
+    drafter = slices.drafter(head, sizes[0])
+    backend = RanksBackend(groups, control, drafter, slices, head.info if head else None, sizes, words)
     backend.open()
     return Engine(checkpoint, tokenizer, backend, options.model)
 
@@ -127,31 +144,39 @@ def leave(engine: "Engine | None", status: int) -> NoReturn:
     os._exit(status)
 
 
-def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | None, CpuSlices, int]:
+def _open(world: World, options: RankOptions) -> tuple[HeadFile | None, CpuSlices]:
     """What this rank is about to run. Raises PpsdError where it cannot."""
     threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
     checkpoint = Checkpoint(Path(resolve_model(options.model)))
     scaling = checkpoint.config.rope_scaling
     if scaling is not None and scaling.by_length:
         raise PpsdError(f"ranks cannot run this model: its rotation depends on the length of the text ({scaling.kind})")
-    formats = format_for(checkpoint, options.dtype), options.kv_dtype
-    slices = CpuSlices(formats, threads, cores, world.local_size, options.kv_memory)
+    dtype = format_for(checkpoint, options.dtype)
+    slices = CpuSlices(checkpoint, dtype, options.kv_dtype, threads, cores, world.local_size, options.kv_memory)
     found = find_head(options.exit_head, checkpoint)
     head = found if found is not None and found.drafts else None
     if options.sizes:
         check_sizes(options.sizes, world.size, checkpoint.config.num_hidden_layers, head)
-    return checkpoint, head, slices, threads
+    return head, slices
 
 
-def _facts(
-    world: World, checkpoint: Checkpoint, head: HeadFile | None, slices: CpuSlices, options: RankOptions
-) -> dict[str, str]:
+def cores_of(local_rank: int, local_size: int, threads: int | None) -> tuple[int, list[int]]:
+    """(threads, cores) of a rank: its host's cores are dealt out; none: too few, the system chooses."""
+    cores = _native.usable_cores()
+    count = threads or default_threads(local_size)
+    if len(cores) < local_size * count:
+        # Each rank may have been given cores of its own (taskset, a container): then it has all it sees.
+        return count, cores[:count] if local_size == 1 and len(cores) >= count else []
+    return count, cores[local_rank * count : (local_rank + 1) * count]
+
+
+def _facts(world: World, head: HeadFile | None, slices: CpuSlices, options: RankOptions) -> dict[str, str]:
     """What all ranks must agree on."""
     return {
         "version": __version__,
         "wire": str(_native.WIRE_VERSION),
         "WORLD_SIZE": str(world.size),
-        "model": checkpoint.hash,
+        "model": slices.checkpoint.hash,
         "exit head": head_hash(head) if head else "",
         "format": slices.dtype,
         "KV cache": options.kv_dtype,

@@ -55,58 +55,39 @@ def _told_apart() -> Iterator[None]:
 
 
 class Sender:
-    """To one rank, with one tag. Buffers come in groups that are filled at once: [groups][messages][words]."""
+    """To one rank, with one tag, from as many buffers as messages may be on their way."""
 
-    def __init__(self, group: Any, peer: int, tag: int, words: int, messages: int = 1, groups: int = 8) -> None:
+    def __init__(self, group: Any, peer: int, tag: int, words: int, count: int = 8) -> None:
         import torch
 
         self._group, self._peer, self._tag = group, peer, tag
         # Not numpy's, whose pages are huge: the first messages would each wait until 2 MiB have been cleared.
-        self._tensors = torch.empty((groups, messages, words), dtype=torch.int32)
+        self._tensors = torch.empty((count, words), dtype=torch.int32)
         self._buffers: Words = self._tensors.numpy()
-        self._pending: list[list[Any]] = [[] for _ in range(groups)]
+        self._pending: list[Any] = [None] * count
         self._next = 0
+        self.lock = Lock()  # for those who share it: from `buffer` to `send`, and beside `flush`
 
-    def buffers(self) -> Words:
-        """The next group, free to be written: what was sent from it before has left."""
+    def buffer(self) -> Words:
+        """The next one, free to be written: what was sent from it before has left."""
         with _told_apart():
-            for work in self._pending[self._next]:
-                work.wait()
-        self._pending[self._next] = []
+            if self._pending[self._next] is not None:
+                self._pending[self._next].wait()
+        self._pending[self._next] = None
         return self._buffers[self._next]
 
     def flush(self, seconds: float) -> None:
         """All has left this process, or so many seconds have passed."""
-        for pending in self._pending:
-            for work in pending:
-                with suppress(RuntimeError):
-                    work.wait(timedelta(seconds=seconds))
+        for work in filter(None, self._pending):
+            with suppress(RuntimeError):
+                work.wait(timedelta(seconds=seconds))
 
-    def send(self, counts: list[int]) -> None:
-        """The beginnings, of so many words each, of the first messages in the group that buffers() gave."""
-        tensors = self._tensors[self._next]
+    def send(self, words: int) -> None:
+        """The beginning, of so many words, of the buffer that buffer() gave."""
         with _told_apart():
-            self._pending[self._next] = [
-                self._group.send([tensors[place, :words]], self._peer, self._tag) for place, words in enumerate(counts)
-            ]
+            message = self._tensors[self._next, :words]
+            self._pending[self._next] = self._group.send([message], self._peer, self._tag)
         self._next = (self._next + 1) % len(self._pending)
-
-
-class SharedSender:
-    """One-message groups, from several threads."""
-
-    def __init__(self, group: Any, peer: int, tag: int, words: int, groups: int = 16) -> None:
-        self._sender, self._lock, self._words = Sender(group, peer, tag, words, 1, groups), Lock(), words
-
-    def send(self, words: Words) -> None:
-        with self._lock:
-            self._sender.buffers()[0] = words
-            self._sender.send([self._words])
-
-    def flush(self, seconds: float) -> None:
-        """For the last words of a process; see Sender."""
-        with self._lock:
-            self._sender.flush(seconds)
 
 
 class Receiver(Thread):

@@ -3,11 +3,8 @@
 from collections.abc import Callable, Sequence
 from statistics import median
 
-import numpy as np
-
 from .. import _native
 from ..errors import UsageError
-from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
 from ..planning.split import LayerCosts, best_split, is_split
 from .costs import CONTEXT, displacer
@@ -26,9 +23,9 @@ def check_sizes(sizes: Sequence[int], ranks: int, layers: int, head: HeadFile | 
         )
 
 
-def solve(checkpoint: Checkpoint, head: HeadFile | None, ranks: int, slices: CpuSlices) -> tuple[int, ...]:
+def solve(head: HeadFile | None, ranks: int, slices: CpuSlices) -> tuple[int, ...]:
     """The best split for ranks that are all machines like this one."""
-    layers = checkpoint.config.num_hidden_layers
+    layers = slices.checkpoint.config.num_hidden_layers
     if not 2 <= ranks <= layers:
         raise UsageError(f"{layers} layers go to 2 to {layers} ranks, not {ranks}")
     exit_layer = head.info.exit_layer if head else None
@@ -36,17 +33,17 @@ def solve(checkpoint: Checkpoint, head: HeadFile | None, ranks: int, slices: Cpu
         return exit_layer, layers - exit_layer
     if exit_layer is not None and layers - exit_layer < ranks - 1:
         raise UsageError(f"{layers - exit_layer} layers after the exit head do not go to {ranks - 1} ranks")
-    return best_split(measure(checkpoint, head, slices), ranks, exit_layer).sizes
+    return best_split(measure(head, slices), ranks, exit_layer).sizes
 
 
-def measure(checkpoint: Checkpoint, head: HeadFile | None, slices: CpuSlices) -> LayerCosts:
+def measure(head: HeadFile | None, slices: CpuSlices) -> LayerCosts:
     """Seconds for one row. Every layer is taken to cost what the last one does, and an exit head what its layers and
     its share of the LM head would."""
-    config = checkpoint.config
+    config = slices.checkpoint.config
     count = config.num_hidden_layers
-    middle = slices.station(checkpoint, count - 2, count - 1, 0.0)
+    middle = slices.station(count - 2, count - 1, 0.0)
     displace = displacer(slices.bytes * count)  # as all layers would
-    last = slices.station(checkpoint, count - 1, count, 0.0)
+    last = slices.station(count - 1, count, 0.0)
     one, two = _time(middle, displace), _time(last, displace)
     lm_head = max(two - one, 0.0)
     exit_head = 0.0
@@ -63,11 +60,3 @@ def _time(station: _native.Station, displace: Callable[[], object]) -> float:
         displace()
         times.append(station.time_pass(1, CONTEXT))
     return median(times)
-
-
-def pack_sizes(sizes: Sequence[int]) -> bytes:
-    return np.array(sizes, "<i4").tobytes()
-
-
-def unpack_sizes(data: bytes) -> tuple[int, ...]:
-    return tuple(np.frombuffer(data, "<i4").tolist())

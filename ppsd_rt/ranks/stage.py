@@ -24,11 +24,9 @@ def serve(
     station: _native.Station,
     words: int,
     packed_bytes: int,
-    grammars: Callable[[], Grammars] | None = None,
-    blocks: int = 0,
+    grammars: Callable[[], Grammars],
 ) -> None:
-    """words: of the longest message. grammars: makes those of the model, once they are needed; None: answers have none.
-    blocks: of KV caches, that there is memory for.
+    """words: of the longest message. grammars: makes those of the model, once they are needed.
 
     Raises PpsdError when the pipeline ends otherwise than by rank 0's word.
     """
@@ -58,7 +56,7 @@ def serve(
     control.on(Kind.TRACE, lambda peer, value, message: traces.append(peer))
     control.on(Kind.MEASURE, lambda peer, beside, message: questions.append((peer, beside)))
     control.on(Kind.REPORT, report)
-    if last and grammars:
+    if last:
         station.use_masks(ToldGrammars(control, grammars).mask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides whether an answer or the whole run is to end
     signal.signal(signal.SIGTERM, lambda *_: control.told_to_end())
@@ -71,12 +69,13 @@ def serve(
     receiver = Receiver(groups[PASSES], rank - 1, PASSES, words, DEPTH, post, control.lost)
     _native.precise_waits()
     station.pin()
+    control.busy = station.busy_seconds
     start(receiver)
-    control.tell(0, Kind.READY, blocks)
+    control.tell(0, Kind.READY, station.blocks)
     try:
         while not control.failed.is_set():
-            if written := station.work(sender.buffers()[0], 50):
-                sender.send([written])
+            if written := station.work(sender.buffer(), 50):
+                sender.send(written)
             elif questions:
                 measure()
             elif traces:  # not while a pass goes on, which would be missing

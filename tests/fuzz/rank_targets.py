@@ -132,10 +132,10 @@ def wire(place: Place, messages: list[bytes], taps: tuple[int, ...] = ()) -> str
     """A verification stage gets them. taps: of an EAGLE-3 head."""
     checkpoint = Checkpoint(place.model)
     layers, hidden = checkpoint.config.num_hidden_layers, checkpoint.config.hidden_size
-    slices = CpuSlices(("float32", "auto"), 1, [], kv_memory="1M")
+    slices = CpuSlices(checkpoint, "float32", "auto", 1, [], kv_memory="1M")
 
     def use() -> None:
-        station = slices.station(checkpoint, 1, layers, 0.0, taps)
+        station = slices.station(1, layers, 0.0, taps)
         out = np.zeros(_native.pass_words(hidden, len(taps)), np.int32)
         try:
             for data in messages:

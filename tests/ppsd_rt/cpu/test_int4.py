@@ -21,7 +21,6 @@ from gguf_support import (
 from support import loud_head, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, _native
-from ppsd_rt.cpu.formats import shape_of
 from ppsd_rt.cpu.importance import importance_for
 from ppsd_rt.cpu.tensors import packable
 from ppsd_rt.models import checkpoint as checkpoints
@@ -241,10 +240,8 @@ def test_importance_is_the_mean_square_of_the_inputs(tmp_path):
     model = tiny_model(**SHAPE)
     model.model.layers[1].input_layernorm.weight[5] = 0.0  # an input that this text does not use
     checkpoint = Checkpoint(write_model(tmp_path / "model", model, **SHAPE))
-    frequencies = [10000.0 ** (-i / 8) for i in range(8)]
-    measured = [
-        _native.importance(shape_of(checkpoint.config), checkpoint.tensors, frequencies, IDS, n) for n in (1, 2, 3)
-    ]
+    frequencies = _native.Rotary([10000.0 ** (-i / 8) for i in range(8)])
+    measured = [_native.importance(checkpoint.config, checkpoint.tensors, frequencies, IDS, n) for n in (1, 2, 3)]
     assert all(np.array_equal(measured[0], other) for other in measured)
     assert measured[0].shape == (2, 64 + 64 + 64 + 96)
 
@@ -292,7 +289,13 @@ def test_importance_is_measured_once(tmp_path, cache, monkeypatch):
         assert len(calls) == 1
     with pytest.raises(RuntimeError, match="of another shape"):
         _native.Model(
-            shape_of(checkpoint.config), checkpoint.tensors, [1.0] * 8, "int4", "bfloat16", 1, importance=first[:1]
+            checkpoint.config,
+            checkpoint.tensors,
+            _native.Rotary([1.0] * 8),
+            "int4",
+            "bfloat16",
+            1,
+            importance=first[:1],
         )
     monkeypatch.setenv("PPSD_CACHE", "/proc/none")  # cannot be written
     assert np.array_equal(importance_for("int4", checkpoint, 1), first)

@@ -8,7 +8,7 @@ import pytest
 from ppsd_rt import _native
 from ppsd_rt.cpu import machine
 from ppsd_rt.cpu.machine import MOST, cpu_quota, default_threads, spare_memory
-from ppsd_rt.ranks.slices import cores_of
+from ppsd_rt.ranks.launch import cores_of
 
 
 def test_one_for_each_physical_core_that_may_be_used():

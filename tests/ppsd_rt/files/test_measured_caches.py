@@ -11,9 +11,11 @@ from ppsd_rt.pipeline.schedule import MAX_ROWS
 from ppsd_rt.planning import planner
 
 NOW = 1_000_000.0
-STAGES = StageCosts(0.1, 0.2, tuple(1.0 + 0.1 * rows for rows in range(MAX_ROWS)), 0.25, 1.1, 1e-6)
+STAGES = StageCosts(
+    0.1, 0.2, tuple(1.0 + 0.1 * rows for rows in range(MAX_ROWS)), first_draft=0.25, plain=1.1, step_deeper=1e-6
+)
 COSTS = Costs(STAGES, STAGES)
-MEASURED = COSTS.replace(turns=STAGES.replace(plain=1.2))
+MEASURED = Costs(STAGES.replace(plain=1.2), STAGES)
 
 
 def entry(costs, at):

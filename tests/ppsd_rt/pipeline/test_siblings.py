@@ -7,6 +7,7 @@ import torch
 from support import loud_head, slow, write_model
 
 from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt._native import testing
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.generation import Committed
 from ppsd_rt.models.checkpoint import Checkpoint
@@ -164,22 +165,24 @@ def test_a_sibling_must_be_worth_its_row():
     dear = _native.Planner(_native.Costs(stages(row=0.1), None), 0.7, siblings=True)
     never = _native.Planner(_native.Costs(stages(row=0.02), None), 0.7)
     for plan in (cheap, dear, never):
-        plan.after(committed=20, judged=0, accepted=0, seconds=1.05)  # what drafts may cost is earned first
-    assert 0.02 <= cheap.schedule().siblings < dear.schedule().siblings < 0.4
-    assert never.schedule() == replace(cheap.schedule(), siblings=0.0)
+        testing.after(plan, committed=20, judged=0, accepted=0, seconds=1.05)  # what drafts may cost is earned first
+    assert 0.02 <= testing.schedule(cheap).siblings < testing.schedule(dear).siblings < 0.4
+    assert testing.schedule(never) == replace(testing.schedule(cheap), siblings=0.0)
 
 
 def test_rescues_make_drafting_faster_and_are_no_drafts():
     plan = _native.Planner(_native.Costs(stages(), None), 0.6, siblings=True)
-    before = plan.predict("turns", 4, 0.6)
+    before = testing.predict(plan, "turns", 4, 0.6)
     round_seconds = 4 * 0.15 + 0.05 + 1.0 + 0.02 * 6  # four drafts, two siblings
     for _ in range(40):
-        plan.after(committed=4, judged=3, accepted=2, seconds=round_seconds - 0.15 - 0.02, siblings=2, rescued=True)
+        testing.after(
+            plan, committed=4, judged=3, accepted=2, seconds=round_seconds - 0.15 - 0.02, siblings=2, rescued=True
+        )
     measured = plan.measured().values()
     assert (sum(m.rounds for m in measured), sum(m.tokens for m in measured)) == (40, 160)
     predicted = sum(m.predicted_seconds for m in measured)
     assert sum(m.seconds for m in measured) == pytest.approx(predicted, rel=0.05), "a sibling costs a row, not a step"
-    assert plan.predict("turns", 4, 0.6) > 1.1 * before
+    assert testing.predict(plan, "turns", 4, 0.6) > 1.1 * before
 
 
 # -- what users write and read -----------------------------------------------------------------------------------------

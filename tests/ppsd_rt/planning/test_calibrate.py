@@ -4,7 +4,6 @@ from threading import Condition
 
 import pytest
 
-from ppsd_rt import _native
 from ppsd_rt._native import Costs, StageCosts, testing
 from ppsd_rt.pipeline.schedule import MAX_ROWS
 
@@ -75,7 +74,7 @@ def test_costs_are_what_the_stages_take(still):
     turns = found.turns
     assert (turns.row_step, turns.draft_step, turns.first_draft) == (ROW, DRAFT, DRAFT)
     assert turns.plain == pytest.approx(ROW + verify(1))
-    assert turns.verify == pytest.approx([verify(rows) for rows in range(1, _native.MOST_COST_ROWS + 1)])
+    assert turns.verify == pytest.approx([verify(rows) for rows in range(1, 64 + 1)])
     assert turns.verify_deeper == pytest.approx([0.001 * rows for rows in range(1, MAX_ROWS + 1)])
     assert turns.step_deeper == pytest.approx(SHARE * 0.001)
     assert not found.crowded
@@ -84,7 +83,7 @@ def test_costs_are_what_the_stages_take(still):
     assert beside.verify == pytest.approx([2 * seconds for seconds in turns.verify[:MAX_ROWS]])
     assert beside.verify_deeper == pytest.approx([2 * seconds for seconds in turns.verify_deeper])
     assert beside.step_deeper == pytest.approx(2 * turns.step_deeper)  # on one of two threads
-    assert calibrate(Bench(still), overlap=False) == found.replace(overlapped=None)
+    assert calibrate(Bench(still), overlap=False) == Costs(found.turns, None, found.crowded)
 
 
 def test_drafting_that_gets_no_core_until_all_passes_could_be_over_is_waited_for():
@@ -145,7 +144,15 @@ def test_a_clock_that_stands_is_no_measurement(stage):
 # -- costs that cannot be ----------------------------------------------------------------------------------------------
 
 TABLE = tuple(1.0 + 0.1 * rows for rows in range(MAX_ROWS))
-GOOD = StageCosts(0.1, 0.2, TABLE, 0.25, 1.1, 1e-6, tuple(1e-6 * rows for rows in range(MAX_ROWS)))
+GOOD = StageCosts(
+    0.1,
+    0.2,
+    TABLE,
+    first_draft=0.25,
+    plain=1.1,
+    step_deeper=1e-6,
+    verify_deeper=[1e-6 * rows for rows in range(MAX_ROWS)],
+)
 NUMBERS = [-0.1, float("nan"), float("inf"), 1e300, 10**400, "0.1", None, [0.1]]
 BAD = [
     *({name: value} for name in ("row_step", "draft_step") for value in (0.0, 1e-300, *NUMBERS)),
@@ -163,10 +170,10 @@ def test_costs_that_cannot_be_are_refused_by_all_who_take_them(bad):
     with pytest.raises(ValueError, match="cost that cannot be"):
         Costs(GOOD.replace(**bad))
     good = Costs(GOOD, GOOD).to_dict()
-    assert Costs.from_dict(good) == Costs(GOOD, GOOD)
+    assert StageCosts(**good["turns"]) == GOOD
     for stages in ("turns", "overlapped"):
         with pytest.raises(ValueError, match="cost that cannot be"):
-            Costs.from_dict({**good, stages: {**good[stages], **bad}})
+            Costs(**{"turns": GOOD, "overlapped": GOOD, stages: StageCosts(**{**good[stages], **bad})})
 
 
 # -- one table ---------------------------------------------------------------------------------------------------------
@@ -184,16 +191,16 @@ def test_rows_between_those_that_were_measured_are_interpolated():
 
 
 def test_more_rows_than_the_table_has_go_on_as_its_last_ones():
-    assert GOOD.pass_seconds(MAX_ROWS + 10) == pytest.approx(TABLE[-1] + 10 * (TABLE[-1] - TABLE[-2]))
+    assert testing.pass_seconds(GOOD, MAX_ROWS + 10) == pytest.approx(TABLE[-1] + 10 * (TABLE[-1] - TABLE[-2]))
 
 
 def test_a_pass_through_several_stages_and_links():
     costs = StageCosts(0.1, 0.15, (TABLE, TABLE), links=(0.5, 0.25, 0.125), link_row=0.01)
     assert costs.verify == pytest.approx([2 * seconds for seconds in TABLE])
     assert costs.stages == (TABLE, TABLE)
-    assert costs.pass_seconds(4) == pytest.approx(2 * TABLE[3] + 0.875 + 2 * 4 * 0.01)
-    assert costs.plain_step == pytest.approx(0.1 + costs.pass_seconds(1))
-    assert costs.round(3) == pytest.approx(3 * 0.15 + 0.1 + costs.pass_seconds(4))
-    assert StageCosts.from_dict(costs.to_dict()) == costs != costs.replace(link_row=0.0)
+    assert testing.pass_seconds(costs, 4) == pytest.approx(2 * TABLE[3] + 0.875 + 2 * 4 * 0.01)
+    assert costs.plain_step == pytest.approx(0.1 + testing.pass_seconds(costs, 1))
+    assert costs.round(3) == pytest.approx(3 * 0.15 + 0.1 + testing.pass_seconds(costs, 4))
+    assert StageCosts(**costs.to_dict()) == costs != costs.replace(link_row=0.0)
     with pytest.raises(ValueError, match="2 verification stages have 3 links, not 2"):
         costs.replace(links=(0.5, 0.5))

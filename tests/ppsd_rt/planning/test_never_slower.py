@@ -10,7 +10,7 @@ import pytest
 from planner_support import DRAFT, ONE, ROW, World, best_fixed, costs, planner, stage_costs, table
 
 from ppsd_rt import _native
-from ppsd_rt._native import Costs, StageCosts
+from ppsd_rt._native import Costs, StageCosts, testing
 from ppsd_rt.lab.simulate import Simulation, simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
 
@@ -71,7 +71,7 @@ def test_many_short_answers_of_a_poor_head():
     plan = planner(c, 0.9)
     world = World(plan, c, 0.02, 0, EXACT)
     for _ in range(100):
-        plan.begin(128)
+        testing.begin(plan, 128)
         world.decode(8)
     assert world.tokens / world.seconds * c.plain_seconds >= 0.98
 
@@ -82,7 +82,7 @@ def test_an_answer_that_is_harder_than_those_before_loses_a_bounded_time():
     for seed in range(20):
         plan = planner(c)
         World(plan, c, 0.85, seed, EXACT).decode(500)
-        plan.begin(128)
+        testing.begin(plan, 128)
         world = World(plan, c, 0.0, seed, EXACT)
         for length in (16, 64, 256):
             world.decode(length - world.tokens)
@@ -92,22 +92,22 @@ def test_an_answer_that_is_harder_than_those_before_loses_a_bounded_time():
 def test_a_head_that_has_proven_itself_drafts_from_the_first_round_on():
     c = costs()
     plan = planner(c)
-    assert not plan.schedule().drafts, "nothing is known of it yet"
+    assert not testing.schedule(plan).drafts, "nothing is known of it yet"
     World(plan, c, 0.7).decode(300)
-    plan.begin(128)
-    assert plan.schedule().lookahead >= 3
+    testing.begin(plan, 128)
+    assert testing.schedule(plan).lookahead >= 3
 
 
 def test_failed_drafts_are_paid_back_before_there_are_more():
     plan, c = planner(costs(), 0.9), costs()
     seconds = 0.0
     for tokens in range(1, 401):
-        drafts = plan.schedule().lookahead
+        drafts = testing.schedule(plan).lookahead
         took = c.turns.round(drafts) if drafts else c.plain_seconds
-        assert took / c.plain_seconds - 1 <= plan.credit + 1e-9
+        assert took / c.plain_seconds - 1 <= testing.credit(plan) + 1e-9
         seconds += took
         assert tokens < 16 or seconds <= tokens * c.plain_seconds / 0.98
-        plan.after(1, min(drafts, 1), 0, took, dropped=max(drafts - 1, 0))
+        testing.after(plan, 1, min(drafts, 1), 0, took, dropped=max(drafts - 1, 0))
 
 
 @pytest.mark.parametrize(("acceptance", "row"), [(0.5, 0.6e-3), (0.35, 0.3e-3), (0.2, 0.1e-3)])
@@ -124,7 +124,7 @@ def test_drafts_that_become_twice_as_dear_in_mid_answer_are_found_out(acceptance
         plan = planner(before)
         world = World(plan, before, acceptance, seed, (0.96, 1.04))
         world.decode(300)
-        plan.begin(128)
+        testing.begin(plan, 128)
         world.decode(40)
         world.costs, seconds, tokens = after, world.seconds, world.tokens
         world.decode(80)
@@ -138,14 +138,14 @@ def test_copies_have_to_earn_their_rows_too():
     plan = _native.Planner(c, 0.4, lookup=3)
     seconds = 0.0
     for tokens in range(1, 301):
-        drafts = plan.schedule().lookahead
-        copied = 0 if drafts else plan.schedule().max_chunk
+        drafts = testing.schedule(plan).lookahead
+        copied = 0 if drafts else testing.schedule(plan).max_chunk
         took = c.turns.round(drafts) if drafts else c.plain_seconds + c.turns.verify[copied] - c.turns.verify[0]
         seconds += took
         if tokens >= 16:
             assert seconds <= tokens * c.plain_seconds / 0.98
         judged = min(copied + drafts, 1)
-        plan.after(1, judged, 0, took, copied=min(copied, 1), dropped=copied + drafts - judged)
+        testing.after(plan, 1, judged, 0, took, copied=min(copied, 1), dropped=copied + drafts - judged)
 
 
 # -- over ranks --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 from planner_support import DRAFT, MORE, ONE, ROW, World, best_fixed, costs, planner
 
 from ppsd_rt import Engine, SamplingParams, _native
-from ppsd_rt._native import Costs, StageCosts
+from ppsd_rt._native import Costs, StageCosts, testing
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, Auto
 from ppsd_rt.planning import planner as planning
@@ -15,35 +15,35 @@ from ppsd_rt.planning import planner as planning
 
 def earned(plan: _native.Planner, seconds: float = ROW + ONE) -> _native.Planner:
     """A plain round, which says nothing of the head, has committed so much that any round of drafts can be paid."""
-    plan.after(20, 0, 0, seconds)
+    testing.after(plan, 20, 0, 0, seconds)
     return plan
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 1.0])
 def test_predictions_are_the_closed_forms(acceptance):
     plan = planner(costs())
-    assert plan.predict("plain", 0, acceptance) == pytest.approx(1 / (ROW + ONE))
+    assert testing.predict(plan, "plain", 0, acceptance) == pytest.approx(1 / (ROW + ONE))
     for length in range(1, MAX_CHUNK + 1):
         tokens = sum(acceptance**k for k in range(length + 1))
         seconds = length * DRAFT + ROW + ONE + MORE * length
-        assert plan.predict("turns", length, acceptance) == pytest.approx(tokens / seconds)
+        assert testing.predict(plan, "turns", length, acceptance) == pytest.approx(tokens / seconds)
 
 
 def test_what_the_cache_holds_is_foreseen():
     """The first draft of a round reads its weights from memory; where nothing is drafted, a pass finds more."""
     c = costs()
-    c = c.replace(turns=c.turns.replace(first_draft=2.5 * DRAFT, plain=0.9 * (ROW + ONE)))
+    c = Costs(c.turns.replace(first_draft=2.5 * DRAFT, plain=0.9 * (ROW + ONE)), c.overlapped)
     plan = planner(c)
-    assert plan.predict("plain", 0, 0.5) == pytest.approx(1 / (0.9 * (ROW + ONE)))
+    assert testing.predict(plan, "plain", 0, 0.5) == pytest.approx(1 / (0.9 * (ROW + ONE)))
     for length in (1, 2, 6):
         tokens = sum(0.5**k for k in range(length + 1))
         seconds = (length + 1.5) * DRAFT + ROW + ONE + MORE * length
-        assert plan.predict("turns", length, 0.5) == pytest.approx(tokens / seconds)
+        assert testing.predict(plan, "turns", length, 0.5) == pytest.approx(tokens / seconds)
         assert c.turns.round(length) == pytest.approx(seconds)
     assert c.plain_seconds == pytest.approx(0.9 * (ROW + ONE))
     # A further draft costs what it costs in the cache: the first one's price does not end the drafting.
-    dear = c.replace(turns=c.turns.replace(draft_step=2.5 * DRAFT))
-    thresholds = [earned(_native.Planner(costs, 0.8)).schedule().stop_rule.threshold for costs in (c, dear)]
+    dear = Costs(c.turns.replace(draft_step=2.5 * DRAFT), c.overlapped)
+    thresholds = [testing.schedule(earned(_native.Planner(costs, 0.8))).stop_rule.threshold for costs in (c, dear)]
     assert thresholds[0] < thresholds[1]
 
 
@@ -61,49 +61,49 @@ def deep_costs(overlapped: bool = False) -> Costs:
 @pytest.mark.parametrize("context", [128, 1000, 8000])
 def test_a_longer_text_makes_rows_dearer(context):
     plan, more = planner(deep_costs()), context - 128
-    plan.begin(context)
-    assert plan.predict("plain", 0, 0.5) == pytest.approx(1 / (ROW + ONE + 1.1 * DEEPER * more))
+    testing.begin(plan, context)
+    assert testing.predict(plan, "plain", 0, 0.5) == pytest.approx(1 / (ROW + ONE + 1.1 * DEEPER * more))
     for length in (1, 2, 6):
         tokens = sum(0.5**k for k in range(length + 1))
         steps = length * DRAFT + ROW + (length + 1) * 0.1 * DEEPER * more
         seconds = steps + ONE + MORE * length + (length + 1) * DEEPER * more
-        assert plan.predict("turns", length, 0.5) == pytest.approx(tokens / seconds)
+        assert testing.predict(plan, "turns", length, 0.5) == pytest.approx(tokens / seconds)
 
 
 def test_far_into_a_text_less_is_drafted_and_copied():
     plan = earned(_native.Planner(deep_costs(), 0.55, lookup=3, siblings=True))
-    before = plan.schedule()
+    before = testing.schedule(plan)
     assert before.drafts
     for _ in range(5):  # as the text grows; what rounds take is no news
-        plan.after(2, 2, 1, 1.0, position=8000)
-    later, copies = plan.schedule(), before.stop_rule.copy_threshold
+        testing.after(plan, 2, 2, 1, 1.0, position=8000)
+    later, copies = testing.schedule(plan), before.stop_rule.copy_threshold
     assert later.stop_rule.copy_threshold > 3 * copies
     dearer = later.stop_rule.threshold > before.stop_rule.threshold and later.siblings > before.siblings
     assert dearer or not later.drafts
-    plan.begin(128)  # another answer
-    assert plan.schedule().stop_rule.copy_threshold == pytest.approx(copies, rel=0.5)
+    testing.begin(plan, 128)  # another answer
+    assert testing.schedule(plan).stop_rule.copy_threshold == pytest.approx(copies, rel=0.5)
 
 
 def test_a_first_draft_need_not_pay_for_a_sibling():
     """There is 0.32 of a plain step: enough for a draft and its row (0.24), but not for a sibling's row too (0.40)."""
     c = costs(0.45e-3)
     verify = (ONE, ONE + 0.24 * (ROW + ONE) - 0.45e-3, ONE + 0.4 * (ROW + ONE) - 0.45e-3)
-    c = c.replace(turns=c.turns.replace(verify=verify + verify[-1:] * 13))
+    c = Costs(c.turns.replace(verify=verify + verify[-1:] * 13), c.overlapped)
     plan = _native.Planner(c, 0.8, siblings=True)
-    assert not plan.schedule().drafts  # before there is anything to compare with
-    plan.after(1, 0, 0, ROW + ONE)
-    assert plan.schedule().drafts == 1
+    assert not testing.schedule(plan).drafts  # before there is anything to compare with
+    testing.after(plan, 1, 0, 0, ROW + ONE)
+    assert testing.schedule(plan).drafts == 1
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 5])
 def test_rounds_that_take_what_was_foreseen_leave_the_pace_alone(drafts):
     c = costs()
-    c = c.replace(turns=c.turns.replace(first_draft=2.5 * DRAFT, plain=0.9 * (ROW + ONE)))
+    c = Costs(c.turns.replace(first_draft=2.5 * DRAFT, plain=0.9 * (ROW + ONE)), c.overlapped)
     plan = earned(planner(c, 0.6), c.plain_seconds) if drafts else planner(c)
-    assert plan.schedule().drafts == bool(drafts)
+    assert testing.schedule(plan).drafts == bool(drafts)
     seconds = c.turns.round(drafts) if drafts else c.plain_seconds
     for _ in range(4 if drafts else 1):  # after its first round it tries the head
-        plan.after(drafts + 1, drafts, drafts, seconds)
+        testing.after(plan, drafts + 1, drafts, drafts, seconds)
     measured = plan.measured()["turns" if drafts else "plain"]
     assert measured.seconds == pytest.approx(measured.predicted_seconds)
 
@@ -136,7 +136,7 @@ def test_overlapping_that_does_not_pay_is_left(others):
     real = costs(overlapped=True, slow=1.8)
     turns = real.turns
     crowded = StageCosts(2 * turns.row_step, 2 * turns.draft_step, tuple(2 * s for s in turns.verify))
-    plan = planner(real.replace(turns=crowded), prior=0.6)
+    plan = planner(Costs(crowded, real.overlapped), prior=0.6)
     world = World(plan, real, 0.6)
     world.pace = others
     world.decode(1000)
@@ -149,7 +149,7 @@ def test_overlapping_that_does_not_pay_is_left(others):
 def test_overlapping_that_pays_is_kept():
     real = costs(overlapped=True, slow=1.0)
     world = World(planner(real), real, 0.8)
-    overlap = planner(real).predict("overlap", 0, 0.8)
+    overlap = testing.predict(planner(real), "overlap", 0, 0.8)
     assert overlap > 1.1 * best_fixed(real, 0.8)
     assert world.decode(300) > 0.95 * best_fixed(real, 0.8)
     assert world.decode(2000) > 0.95 * overlap
@@ -212,7 +212,7 @@ def test_costs_are_measured_in_the_first_runs_and_kept(folder, cache, monkeypatc
     (file,) = cache.iterdir()
     assert engine.backend.costs(again=True) == first
     assert len(calls) == 4
-    assert len(json.loads(file.read_text())) == planning.TUNING.moments
+    assert len(json.loads(file.read_text())) == planning.MOMENTS
     file.write_text('[{"turns": ')
     assert load(folder).backend.costs().turns.verify == pytest.approx(first.turns.verify)
     assert len(calls) == 5
@@ -221,7 +221,7 @@ def test_costs_are_measured_in_the_first_runs_and_kept(folder, cache, monkeypatc
 def test_a_crowded_moment_counts_until_there_is_a_calmer_one(tmp_path, monkeypatch):
     """On fewer threads than later, turns cost what one of them takes, and overlapping seems to pay."""
     calm = costs(overlapped=True)
-    crowded = calm.replace(turns=calm.overlapped, overlapped=calm.turns, crowded=True)
+    crowded = Costs(calm.overlapped, calm.turns, True)
     hour, measured = 3600.0, []
 
     def goes_by(now, at):
@@ -242,7 +242,7 @@ def test_a_crowded_moment_counts_until_there_is_a_calmer_one(tmp_path, monkeypat
     assert goes_by(calm, 5 * hour) is goes_by(calm, 24 * hour) is calm
     for at in (25 * hour, 1e9):
         assert goes_by(crowded, at) is calm and len(measured) == 8  # three calm ones will do
-    assert len(json.loads((tmp_path / "costs").read_text())) == planning.TUNING.moments
+    assert len(json.loads((tmp_path / "costs").read_text())) == planning.MOMENTS
 
 
 def test_an_engine_is_measured(folder, cache):
@@ -270,9 +270,9 @@ def test_copies_say_nothing_of_the_head():
     plan = _native.Planner(costs(), 0.5, lookup=3)
     before = plan.acceptance
     for _ in range(20):  # three copies a round, all right, and no draft of the head
-        plan.after(committed=4, judged=3, accepted=3, seconds=ROW + ONE + 3 * MORE, copied=3)
+        testing.after(plan, committed=4, judged=3, accepted=3, seconds=ROW + ONE + 3 * MORE, copied=3)
     assert plan.acceptance == before
-    plan.after(committed=3, judged=3, accepted=2, seconds=ROW + ONE + 3 * MORE + DRAFT, copied=2)
+    testing.after(plan, committed=3, judged=3, accepted=2, seconds=ROW + ONE + 3 * MORE + DRAFT, copied=2)
     assert plan.acceptance < before, "the head's one was wrong"
     measured = plan.measured().values()
     assert (sum(m.rounds for m in measured), sum(m.tokens for m in measured)) == (21, 83)

@@ -4,18 +4,18 @@ import pytest
 from planner_support import World
 
 from ppsd_rt import _native
-from ppsd_rt._native import Costs
+from ppsd_rt._native import Costs, StageCosts, testing
 from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import MAX_ROWS, parse_schedule
-from ppsd_rt.ranks.costs import displacer, rank_costs, side_by_side, time_drafts, time_passes
+from ppsd_rt.ranks.costs import displacer, side_by_side, time_drafts, time_passes
 
 
 def flat(seconds):
     return (seconds,) * MAX_ROWS
 
 
-EVEN = rank_costs(row=1.0, draft=1.1, verify=(flat(1.0), flat(1.0), flat(1.0)), link=0.05)
-ONE_DEVICE = rank_costs(row=1.0, draft=1.9, verify=(flat(9.0),), link=0.05)  # an early exit with a heavy head
+EVEN = StageCosts(1.0, 1.1, (flat(1.0), flat(1.0), flat(1.0)), links=0.05)
+ONE_DEVICE = StageCosts(1.0, 1.9, (flat(9.0),), links=0.05)  # an early exit with a heavy head
 
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.9])
@@ -24,7 +24,7 @@ def test_of_overlapped_schedules_the_best_is_foreseen(stages, acceptance):
     """Over ranks `ppsd` and other first chunks stand beside `elastic`."""
     names = ("ppsd", *(f"elastic:first_chunk={first}" for first in (0, 1, 2, 4)))
     best = max(simulate(parse_schedule(name), stages, acceptance, 1500).tokens_per_second for name in names)
-    foreseen = _native.Planner(side_by_side(stages, stages), acceptance).predict("overlap", 0, acceptance)
+    foreseen = testing.predict(_native.Planner(side_by_side(stages, stages), acceptance), "overlap", 0, acceptance)
     assert foreseen == pytest.approx(best, rel=0.06)  # of 96 tokens
 
 
@@ -37,11 +37,11 @@ def test_a_useless_head_means_plain_decoding_with_few_tries():
 
 def test_interference_is_what_working_side_by_side_adds():
     slower = tuple(flat(seconds * 1.5) for (seconds, *_) in EVEN.stages)
-    beside = rank_costs(row=1.2, draft=2.2, verify=slower, link=0.05)
+    beside = StageCosts(1.2, 2.2, slower, links=0.05)
     costs = side_by_side(EVEN, beside)
     assert costs.turns == EVEN
-    assert costs.overlapped.draft_interference == pytest.approx(2.0)
-    assert costs.overlapped.verify_interference == pytest.approx(1.5)
+    assert costs.overlapped.to_dict()["draft_interference"] == pytest.approx(2.0)
+    assert costs.overlapped.to_dict()["verify_interference"] == pytest.approx(1.5)
     assert side_by_side(EVEN, EVEN).overlapped == EVEN
 
 

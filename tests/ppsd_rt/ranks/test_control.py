@@ -32,9 +32,9 @@ class Group:
 def rank():
     """rank(number, size): its control link and its group; its clock is control._clock."""
 
-    def rank(number=0, size=3, busy=lambda: 0.0):
+    def rank(number=0, size=3):
         group = Group()
-        return Control(group, World(number, size, number, size), SILENCE, 0.0, busy, Clock()), group
+        return Control(group, World(number, size, number, size), SILENCE, 0.0, Clock()), group
 
     return rank
 

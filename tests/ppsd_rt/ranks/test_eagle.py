@@ -134,8 +134,8 @@ def test_rows_bring_along_the_taps_that_they_have_passed(messages):
 
 
 def _station(folder, taps=(1, 2, 4), first=2, last=LAYERS):
-    slices = CpuSlices(("float32", "auto"), 1, [])
-    return slices.station(Checkpoint(folder), first, last, 0.0, taps)
+    slices = CpuSlices(Checkpoint(folder), "float32", "auto", 1, [])
+    return slices.station(first, last, 0.0, taps)
 
 
 def test_a_pass_without_its_taps_is_refused(knowing, messages):

@@ -37,16 +37,15 @@ def test_messages_shorter_than_their_buffers_arrive_in_order(groups):
             done.set()
 
     Receiver(groups[1], 0, 7, 64, 4, handle, lambda *_: done.set()).start()
-    sender = Sender(groups[0], 1, 7, 64, messages=2, groups=3)
+    sender = Sender(groups[0], 1, 7, 64, count=3)
     sent = []
     for number in range(50):
-        out = sender.buffers()
-        counts = [1 + number % 64, 64 - number % 60]
-        for message, count in zip(out, counts, strict=True):
+        for count in (1 + number % 64, 64 - number % 60):
+            message = sender.buffer()
             message[:count] = np.arange(count) + number
             message[0] = count
             sent.append(message[:count].copy())
-        sender.send(counts)
+            sender.send(count)
     done.wait()
     assert all(np.array_equal(a, b) for a, b in zip(got, sent, strict=True))
 
@@ -63,8 +62,8 @@ def test_a_handler_that_refuses_ends_the_receiver(groups):
 
     Receiver(groups[1], 0, 8, 8, 2, handle, ended).start()
     sender = Sender(groups[0], 1, 8, 8)
-    sender.buffers()[0][:] = 1
-    sender.send([8])
+    sender.buffer()[:] = 1
+    sender.send(8)
     done.wait()
     assert lost == [(0, "not that")]
 
@@ -76,7 +75,7 @@ def test_what_gloo_cannot_send_is_a_lost_link():
 
     sender = Sender(Group(), 1, 7, 8)
     with pytest.raises(LinkLost):
-        sender.send([8])
+        sender.send(8)
 
 
 @pytest.mark.parametrize(

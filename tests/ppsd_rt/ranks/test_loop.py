@@ -10,7 +10,7 @@ from support import EOS, write_model
 from ppsd_rt import Engine, Oracle, SamplingParams, _native
 from ppsd_rt.errors import GrammarFailed
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.ranks.costs import rank_costs, side_by_side
+from ppsd_rt.ranks.costs import side_by_side
 from ppsd_rt.ranks.slices import CpuSlices
 from ppsd_rt.sampling.grammar import Grammars
 
@@ -214,7 +214,7 @@ def test_the_planner_of_one_that_is_alone_chooses_after_every_round(ranks, accep
     text, asked, over = prompts(1)[0], params(0, 150), ranks((2, 2, 2))
     plain = committed(over.add(text, asked, "plain"))
     table = (1.0,) * 16
-    planner = _native.Planner(side_by_side(*[rank_costs(1.0, 1.1, (table, table), 0.0)] * 2), 0.5)
+    planner = _native.Planner(side_by_side(*[_native.StageCosts(1.0, 1.1, (table, table), links=0.0)] * 2), 0.5)
     for _ in range(2):
         oracle = Oracle((*text, *plain), acceptance)
         assert committed(over.add(text, asked, "auto", planner=planner, oracle=oracle)) == plain
@@ -390,14 +390,12 @@ def test_a_verdict_that_nobody_waits_for_is_refused(messages):
 
 def test_memory_for_kv_caches_is_each_ranks_own(folder):
     def blocks(kv_memory, local_size=2):
-        checkpoint = Checkpoint(folder)
-        slices = CpuSlices(("int8", "auto"), 1, [], local_size, kv_memory)
-        return slices.station(checkpoint, 2, LAYERS, 0.0).blocks
+        slices = CpuSlices(Checkpoint(folder), "int8", "auto", 1, [], local_size, kv_memory)
+        return slices.station(2, LAYERS, 0.0).blocks
 
     assert blocks("8M") == 2 * blocks("4M") > 0
     assert blocks("8M", local_size=1) == blocks("8M"), "what is asked for is not shared"
 
 
 def _station(folder):
-    checkpoint = Checkpoint(folder)
-    return CpuSlices(("int8", "auto"), 1, []).station(checkpoint, 2, LAYERS, 0.0)
+    return CpuSlices(Checkpoint(folder), "int8", "auto", 1, []).station(2, LAYERS, 0.0)

@@ -16,9 +16,8 @@ from ppsd_rt.ranks import connect as connecting
 from ppsd_rt.ranks import meeting
 from ppsd_rt.ranks.connect import connect
 from ppsd_rt.ranks.handshake import FIELDS, exchange
-from ppsd_rt.ranks.launch import join
+from ppsd_rt.ranks.launch import RankOptions, join
 from ppsd_rt.ranks.meeting import QUIET, WAIT, Meeting, open_store
-from ppsd_rt.ranks.options import RankOptions
 from ppsd_rt.ranks.world import World
 
 FACTS = {field: f"some {field}" for field in FIELDS}

@@ -131,11 +131,14 @@ def test_rows_may_come_as_soon_as_a_measurement_is_told(monkeypatch):
         world=SimpleNamespace(rank=1, last=1, local_size=2), on=told.__setitem__, tell=tell, failed=failed,
         stopping=Event(), lost=None, check=lambda: None,
     )  # fmt: skip
-    station = SimpleNamespace(post=came.append, pin=lambda: None, work=lambda out, wait: 0, time_pass=None)
+    station = SimpleNamespace(
+        post=came.append, pin=lambda: None, work=lambda out, wait: 0, time_pass=None,
+        blocks=0, busy_seconds=None, use_masks=lambda masks: None,
+    )  # fmt: skip
     monkeypatch.setattr(stage.signal, "signal", lambda *_: None)
     monkeypatch.setattr(stage, "time_passes", lambda *_, **__: [0.5])
-    monkeypatch.setattr(stage, "Sender", lambda *_, **__: SimpleNamespace(buffers=lambda: [None]))
+    monkeypatch.setattr(stage, "Sender", lambda *_, **__: SimpleNamespace(buffer=lambda: None))
     monkeypatch.setattr(stage, "Receiver", lambda *given: receivers.append(given[5]))
     monkeypatch.setattr(stage, "start", lambda receiver: None)
-    stage.serve(dict.fromkeys((VERDICTS, PASSES)), control, station, 8, 0)
+    stage.serve(dict.fromkeys((VERDICTS, PASSES)), control, station, 8, 0, None)
     assert came == ["a row"]
