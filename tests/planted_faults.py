@@ -55,7 +55,7 @@ FAULTS = (
      "for field in FIELDS:\n            if its", "for field in FIELDS[:6]:\n            if its",
      "ppsd_rt/ranks/test_meeting.py"),
     ("protocol: numbers are sent without their count", "ppsd_rt/ranks/control.py",
-     "message[6] = len(numbers)", "message[6] = 0", "ppsd_rt/ranks"),
+     "message[6] = len(payload)", "message[6] = 0", "ppsd_rt/ranks"),
     ("server: an empty key opens", "ppsd_rt/serve/guard.py",
      'not hmac.compare_digest(given.strip().encode("latin-1"), key.encode())',
      'not key.encode().startswith(given.strip().encode("latin-1"))', "ppsd_rt/serve"),

@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "../decoding/text_stages.h"
@@ -20,7 +21,8 @@ PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_an
   PyLoop made{model, nullptr, nullptr};
   const py::gil_scoped_release release;
   auto passes = std::make_unique<CpuPasses>(model.model, make_shared_team(threads), keep);
-  auto loop = std::make_unique<Loop>(std::move(passes), kv_bytes, LoopLimits{most_answers, prompt_rows, std::move(keep), std::move(cuts)});
+  const int blocks = int(std::min(kv_bytes / passes->block_bytes(), size_t(1) << 24));
+  auto loop = std::make_unique<Loop>(std::move(passes), blocks, LoopLimits{most_answers, prompt_rows, std::move(keep), std::move(cuts)});
   if (stepped) made.stepped.reset(loop.release());
   else made.thread.reset(new LoopThread(std::move(loop)));
   return made;
@@ -30,8 +32,7 @@ PyLoop make_loop_of_passes(py::object passes, int blocks, int most_answers, int 
   PyLoop made{{}, nullptr, nullptr};
   auto own = passes_of(std::move(passes));
   const py::gil_scoped_release release;
-  const size_t bytes = size_t(blocks) * own->block_bytes();
-  made.thread.reset(new LoopThread(std::make_unique<Loop>(std::move(own), bytes, LoopLimits{most_answers, prompt_rows, {}})));
+  made.thread.reset(new LoopThread(std::make_unique<Loop>(std::move(own), blocks, LoopLimits{most_answers, prompt_rows, {}})));
   return made;
 }
 
@@ -41,7 +42,7 @@ PyLoop make_loop_over_ranks(const PyModel& model, std::vector<int> cores, int th
   PyLoop made{model, nullptr, nullptr};
   const py::gil_scoped_release release;
   auto early = std::make_unique<CpuPasses>(model.model, std::make_unique<Team>(threads, std::move(cores)), std::vector<int>(), false);
-  made.stepped.reset(new Loop(std::move(early), Loop::OverRanks{stages, blocks}, LoopLimits{most_answers, prompt_rows, {}}));
+  made.stepped.reset(new Loop(std::move(early), blocks, LoopLimits{most_answers, prompt_rows, {}}, stages));
   return made;
 }
 

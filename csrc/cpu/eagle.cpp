@@ -211,8 +211,7 @@ void CpuEagleStack::pass(const std::vector<Segment>& segments, const std::vector
     normalize(x, eagle_.feature_norm, eps, feature);
     if (eagle_.norm_before_residual) std::memcpy(x, feature, hidden * sizeof(float));
   }
-  layers_.begin_pass(segments);
-  team_->run([&](int member) { layers_.pass(*team_, member, rope_.data(), x_.data()); });
+  layers_.run(*team_, segments, {}, rope_.data(), x_.data());
 }
 
 }  // namespace ppsd

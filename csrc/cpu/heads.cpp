@@ -110,6 +110,12 @@ const std::vector<int>& Head::chosen() {
   return chosen_;
 }
 
+const std::vector<int>& Head::choose(Team& team, const std::vector<Row>& rows, bool store) {
+  begin_pass(rows, store);
+  team.run([&](int member) { pass(team, member); });
+  return chosen();
+}
+
 void Head::pass(Team& team, int member) {
   const Matrix& matrix = head_.lm_head;
   std::vector<Activations> inputs;

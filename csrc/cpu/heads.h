@@ -25,6 +25,7 @@ class Head {
   // first of their rows as row 0. What `x` holds is read by `pass` if the rows follow one another there, and here if not.
   void begin_pass(const std::vector<Row>& rows, bool store);
   void pass(Team& team, int member);   // by every member
+  const std::vector<int>& choose(Team& team, const std::vector<Row>& rows, bool store);   // all of it, by a team
   // The rows' tokens (Sampler::kNone: as of Sampler::choose, or a grammar failed).
   const std::vector<int>& chosen();
   std::exception_ptr failure(const Sampler* sampler) const;   // of its grammar, the last time; or null

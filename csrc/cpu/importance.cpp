@@ -40,8 +40,8 @@ void measure_importance(const Kernels& kernels, const ModelShape& shape, const s
       for (int span = 0; span < spans; ++span) blocks.push_back(cache.as<>() + stack.end() * size_t(span));
       stack.observe(out);
       for (int start = 0; start < rows; start += kPassRows) {
-        stack.begin_pass({{std::min(kPassRows, rows - start), start, blocks.data(), spans}});
-        team.run([&](int member) { stack.pass(team, member, rope.data(), x.data() + size_t(start) * hidden); });
+        const Segment segment{std::min(kPassRows, rows - start), start, blocks.data(), spans};
+        stack.run(team, {segment}, {}, rope.data(), x.data() + size_t(start) * hidden);
       }
       const int begins[] = {at.qkv, at.o, at.gate_up, at.down, at.width};
       for (int matrix = 0; matrix < 4; ++matrix)

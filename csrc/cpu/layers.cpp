@@ -301,6 +301,16 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
   return true;
 }
 
+bool LayerStack::run(Team& team, const std::vector<Segment>& segments, const std::vector<Sibling>& siblings, const float* rope,
+                     float* x, const Cancelled& cancelled) {
+  begin_pass(segments, siblings);
+  bool done = true;
+  team.run([&](int member) {
+    if (!pass(team, member, rope, x, cancelled) && member == 0) done = false;
+  });
+  return done;
+}
+
 FeedbackStack::FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members)
     : kernels_(kernels), feedback_(feedback), eps_(shape.rms_norm_eps), shares_(members) {
   for (int member = 0; member < members && !feedback.distances.empty(); ++member)

@@ -47,6 +47,9 @@ class LayerStack {
   void begin_pass(const std::vector<Segment>& segments, const std::vector<Sibling>& siblings = {});
   // By every member: x [rows][hidden] in place. False: cancelled on the way.
   bool pass(Team& team, int member, const float* rope, float* x, const Cancelled& cancelled = nullptr);
+  // Both, by a team.
+  bool run(Team& team, const std::vector<Segment>& segments, const std::vector<Sibling>& siblings, const float* rope, float* x,
+           const Cancelled& cancelled = nullptr);
   // Of the two rows at a position of this text, the sibling's now is the text's.
   void adopt(int position, uint8_t* const* blocks);
 

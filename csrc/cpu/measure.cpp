@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
+#include <utility>
 
 #include "cores.h"
 
@@ -148,29 +149,19 @@ class Sweep {
     return true;
   }
 
-  double bytes(const std::string& name) const {
+  // Bytes of weights (or cache) that a sweep reads, and flops that it does.
+  std::pair<double, double> work(const std::string& name) const {
     const PackedLayer& layer = model_.layers.front();
-    const double n = s_.num_layers;
-    if (name == "qkv") return n * double(layer.qkv.bytes());
-    if (name == "output") return n * double(layer.o.bytes());
-    if (name == "gate_up") return n * double(layer.gate_up.bytes());
-    if (name == "down") return n * double(layer.down.bytes());
-    if (name == "attention") return n * kv_bytes_;
-    if (name == "lm_head") return double(model_.head.lm_head.bytes());
-    if (name == "exit_head") return double(model_.exit_head.lm_head.bytes());
-    return n * rows_ * s_.hidden_size * 4.0;
-  }
-
-  double flops(const std::string& name) const {
     const double n = s_.num_layers, r = rows_, h = s_.hidden_size, q = s_.q_outputs();
-    if (name == "qkv") return n * r * 2 * h * (q + 2 * s_.kv_outputs());
-    if (name == "output") return n * r * 2 * h * q;
-    if (name == "gate_up") return n * r * 4 * h * s_.intermediate_size;
-    if (name == "down") return n * r * 2 * h * s_.intermediate_size;
-    if (name == "attention") return n * r * 4 * q * (start_ + r / 2);
-    if (name == "lm_head") return r * 2 * h * s_.vocab_size;
-    if (name == "exit_head") return r * 2 * h * model_.exit_head.lm_head.outputs;
-    return n * r * 4 * h;
+    const double inner = s_.intermediate_size;
+    if (name == "qkv") return {n * double(layer.qkv.bytes()), n * r * 2 * h * (q + 2 * s_.kv_outputs())};
+    if (name == "output") return {n * double(layer.o.bytes()), n * r * 2 * h * q};
+    if (name == "gate_up") return {n * double(layer.gate_up.bytes()), n * r * 4 * h * inner};
+    if (name == "down") return {n * double(layer.down.bytes()), n * r * 2 * h * inner};
+    if (name == "attention") return {n * kv_bytes_, n * r * 4 * q * (start_ + r / 2)};
+    if (name == "lm_head") return {double(model_.head.lm_head.bytes()), r * 2 * h * s_.vocab_size};
+    if (name == "exit_head") return {double(model_.exit_head.lm_head.bytes()), r * 2 * h * model_.exit_head.lm_head.outputs};
+    return {n * r * h * 4.0, n * r * 4 * h};
   }
 
  private:
@@ -209,7 +200,8 @@ KernelTime time_kernel(const CpuModel& model, Team& team, const std::string& nam
   }
   if (!known) throw std::runtime_error("there is no kernel " + name + " in this model");
   std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], times.front(), times.back(), sweep.bytes(name), sweep.flops(name)};
+  const auto [bytes, flops] = sweep.work(name);
+  return {times[times.size() / 2], times.front(), times.back(), bytes, flops};
 }
 
 }  // namespace ppsd

@@ -84,13 +84,7 @@ void CpuPasses::embed(const int* ids, int rows, float* x) {
 
 bool CpuPasses::early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
                    const Cancelled& cancelled) {
-  if (drafting_->early.size() == 0) return true;
-  drafting_->early.begin_pass(segments, siblings);
-  bool done = true;
-  team_->run([&](int member) {
-    if (!drafting_->early.pass(*team_, member, rope_.data(), x, cancelled) && member == 0) done = false;
-  });
-  return done;
+  return drafting_->early.size() == 0 || drafting_->early.run(*team_, segments, siblings, rope_.data(), x, cancelled);
 }
 
 int CpuPasses::distance(const Draw& draw) const {
@@ -99,12 +93,7 @@ int CpuPasses::distance(const Draw& draw) const {
 }
 
 bool CpuPasses::pass_exit(const std::vector<Segment>& segments, const Cancelled& cancelled) {
-  drafting_->exit.begin_pass(segments);
-  bool done = true;
-  team_->run([&](int member) {
-    if (!drafting_->exit.pass(*team_, member, rope_.data(), exits_.data(), cancelled) && member == 0) done = false;
-  });
-  return done;
+  return drafting_->exit.run(*team_, segments, {}, rope_.data(), exits_.data(), cancelled);
 }
 
 void CpuPasses::catch_up(const Segment& rows, const float* states) {
@@ -222,8 +211,7 @@ void CpuPasses::ask_head(const std::vector<Draw*>& draws) {
   std::vector<Head::Row> rows;
   const float* x = drawn_from_.data();
   for (const Draw* draw : draws) rows.push_back({x, draw->sampler, draw->position(), draw->vocabulary}), x += model_->shape.hidden_size;
-  drafting_->head->begin_pass(rows, true);
-  team_->run([&](int member) { drafting_->head->pass(*team_, member); });
+  drafting_->head->choose(*team_, rows, true);
 }
 
 // From the logits of its row: a draft token, and a second choice if it may be as probable as the bar.
@@ -282,8 +270,7 @@ Passes::Chosen CpuPasses::verify(const std::vector<Segment>& segments, float* x,
   if (kept_width_ > 0) keep_tapped(segments);
   if (!at_once && !rows.empty()) {
     chosen_from = Clock::now();
-    head_->begin_pass(rows, false);
-    team_->run([&](int member) { head_->pass(*team_, member); });
+    head_->choose(*team_, rows, false);
   }
   if (!rows.empty()) out.ids = head_->chosen();
   out.late = seconds(begun, chosen_from);

@@ -62,9 +62,7 @@ void CpuEngine::read(const std::vector<int>& ids, int last, const std::function<
     if (done >= first) {
       std::vector<Head::Row> wanted;
       for (int row = 0; row < rows; ++row) wanted.push_back({x.data() + size_t(row) * hidden, &sampler_, done + row + 1});
-      head_.begin_pass(wanted, true);
-      team().run([&](int member) { head_.pass(team(), member); });
-      const std::vector<int>& chosen = head_.chosen();
+      const std::vector<int>& chosen = head_.choose(team(), wanted, true);
       if (std::find(chosen.begin(), chosen.end(), Sampler::kNone) != chosen.end()) throw std::runtime_error(kNoNumber);
       for (int row = 0; row < rows; ++row) told(done + row, sampler_.logits(row, model_->shape.vocab_size));
     }

@@ -22,31 +22,21 @@ double seconds_since(Clock::time_point begun) { return std::chrono::duration<dou
 
 }  // namespace
 
-Loop::Loop(std::unique_ptr<Passes> passes, size_t kv_bytes, LoopLimits limits)
+Loop::Loop(std::unique_ptr<Passes> passes, int blocks, LoopLimits limits, int ranks)
     : own_(std::move(passes)),
       passes_(*own_),
       cpu_(dynamic_cast<CpuPasses*>(own_.get())),
-      blocks_(passes_.block_bytes(), int(std::min(kv_bytes / passes_.block_bytes(), size_t(1) << 24))),
+      blocks_(passes_.block_bytes(), blocks),
       limits_(std::move(limits)),
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
-      policy_(passes_.drafts(), passes_.draft_share()),
-      cores_(passes_.members() > 1 ? usable_cores().order : std::vector<int>()) {   // one alone goes where there is room
-  passes_.lie_in(&blocks_);
-}
-
-Loop::Loop(std::unique_ptr<Passes> early, OverRanks ranks, LoopLimits limits)
-    : own_(std::move(early)),
-      passes_(*own_),
-      cpu_(dynamic_cast<CpuPasses*>(own_.get())),
-      blocks_(passes_.block_bytes(), ranks.blocks),
-      limits_(std::move(limits)),
-      x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
-      early_x_(x_.size()),
-      policy_(passes_.drafts(), passes_.draft_share(), true),
-      ranks_(std::make_unique<Chain>(ranks.stages, passes_.model().shape.hidden_size, passes_.taps(), condition_)),
+      policy_(passes_.drafts(), passes_.draft_share(), ranks > 0),
+      ranks_(ranks > 0 ? std::make_unique<Chain>(ranks, passes_.model().shape.hidden_size, passes_.taps(), condition_)
+                       : nullptr),
+      cores_(passes_.members() > 1 ? usable_cores().order : std::vector<int>()),   // one alone goes where there is room
       chain_(ranks_.get()) {
-  blocks_.note_changes();
+  if (ranks_) blocks_.note_changes();
+  else passes_.lie_in(&blocks_);
 }
 
 Loop::~Loop() { end_all(nullptr); }

@@ -63,13 +63,9 @@ struct LoopCounts {
 
 class Loop {
  public:
-  // kv_bytes: for blocks. Throws NoThread, std::bad_alloc.
-  Loop(std::unique_ptr<Passes> passes, size_t kv_bytes, LoopLimits limits = {});
-  // Of rank 0, which has the early layers: blocks are as many as every rank has memory for. Nobody but `work` steps it.
-  struct OverRanks {
-    int stages, blocks;
-  };
-  Loop(std::unique_ptr<Passes> early, OverRanks ranks, LoopLimits limits = {});
+  // Texts lie in so many blocks. ranks: 0; or the passes are rank 0's of so many, which has the early layers, and nobody but
+  // `work` steps it. Throws NoThread, std::bad_alloc.
+  Loop(std::unique_ptr<Passes> passes, int blocks, LoopLimits limits = {}, int ranks = 0);
   ~Loop();
 
   int capacity() const {   // the longest text

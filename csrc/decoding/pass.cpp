@@ -8,6 +8,8 @@
 namespace ppsd {
 namespace {
 
+using Pairs = std::vector<std::pair<int32_t, int32_t>>;
+
 constexpr int kMostFailures = kPassRows;
 
 [[noreturn]] void malformed() { throw std::runtime_error("a pass is malformed"); }
@@ -23,6 +25,10 @@ class Writer {
   void put(const std::vector<int32_t>& words) {
     put(int32_t(words.size()));
     for (int32_t word : words) put(word);
+  }
+  void put(const Pairs& pairs) {
+    put(int32_t(pairs.size()));
+    for (const auto& [first, second] : pairs) put(first), put(second);
   }
   int32_t* at() const { return at_; }
 
@@ -49,6 +55,14 @@ class Reader {
     const int32_t words = count();
     std::vector<int32_t> all(at_, at_ + words);
     at_ += words;
+    return all;
+  }
+  Pairs pairs() {   // of numbers from 0
+    Pairs all;
+    for (int32_t left = count(); left > 0; --left) {
+      const int32_t first = at_least(0);
+      all.emplace_back(first, at_least(0));
+    }
     return all;
   }
   bool ended() const { return at_ == end_; }
@@ -145,10 +159,8 @@ void Pass::join(const Pass& next) {
 size_t write_pass(const Pass& pass, int32_t* out) {
   Writer tables(out + kWireIds);
   tables.put(pass.wiped);
-  tables.put(int32_t(pass.copies.size()));
-  for (const auto& [from, to] : pass.copies) tables.put(from), tables.put(to);
-  tables.put(int32_t(pass.adopted.size()));
-  for (const auto& [block, position] : pass.adopted) tables.put(block), tables.put(position);
+  tables.put(pass.copies);
+  tables.put(pass.adopted);
   tables.put(pass.closed);
   tables.put(int32_t(pass.opened.size()));
   for (const Pass::Opened& opened : pass.opened) tables.put(opened.answer), tables.put(opened.settings);
@@ -175,14 +187,8 @@ Pass read_pass(const int32_t* message, size_t words, int hidden, int taps) {
   pass.limit = std::clamp(header.limit, 0, kMaxRows);
   pass.sent = header.sent;
   pass.wiped = tables.many();
-  for (int32_t left = tables.count(); left > 0; --left) {
-    const int32_t from = tables.at_least(0);
-    pass.copies.emplace_back(from, tables.at_least(0));
-  }
-  for (int32_t left = tables.count(); left > 0; --left) {
-    const int32_t block = tables.at_least(0);
-    pass.adopted.emplace_back(block, tables.at_least(0));
-  }
+  pass.copies = tables.pairs();
+  pass.adopted = tables.pairs();
   pass.closed = tables.many();
   for (int32_t left = tables.count(); left > 0; --left) {
     const int32_t answer = tables.get();

@@ -90,15 +90,10 @@ bool PassStage::run(Pass* pass, const Cancelled& cancelled, const Reserve& reser
     segments.push_back({part.rows, part.start, table.data(), int(table.size())});
     for (int position : part.siblings) siblings.push_back({position, 0});
   }
-  const float* rope = reserve(longest_);
-  layers_.begin_pass(segments, siblings);
-  bool done = true;
-  team_->run([&](int member) {
-    if (!layers_.pass(*team_, member, rope, pass->hidden.data(), cancelled) && member == 0) done = false;
-  });
-  if (done) add_taps(pass);
-  if (done && head_ != nullptr) choose(*pass, verdict), verdict->tapped = std::move(pass->tapped);
-  return done;
+  if (!layers_.run(*team_, segments, siblings, reserve(longest_), pass->hidden.data(), cancelled)) return false;
+  add_taps(pass);
+  if (head_ != nullptr) choose(*pass, verdict), verdict->tapped = std::move(pass->tapped);
+  return true;
 }
 
 double PassStage::time(int rows, int context, const Reserve& reserve) {
@@ -114,12 +109,8 @@ double PassStage::time(int rows, int context, const Reserve& reserve) {
   std::vector<Head::Row> choosing;
   for (int row = 0; row < rows; ++row) choosing.push_back({x.data() + size_t(row) * hidden, &sampler, context + row + 1});
   const auto begin = std::chrono::steady_clock::now();
-  layers_.begin_pass({timed_->segment(context, rows)});
-  team_->run([&](int member) { layers_.pass(*team_, member, rope, x.data()); });
-  if (head_ != nullptr) {
-    head_->begin_pass(choosing, false);
-    team_->run([&](int member) { head_->pass(*team_, member); });
-  }
+  layers_.run(*team_, {timed_->segment(context, rows)}, {}, rope, x.data());
+  if (head_ != nullptr) head_->choose(*team_, choosing, false);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
@@ -151,9 +142,7 @@ void PassStage::choose(const Pass& pass, PassVerdict* verdict) {
     for (int position : part.siblings) rows.push_back({x, sampler, position + 1}), x += hidden;
   }
   if (rows.empty()) return;
-  head_->begin_pass(rows, false);
-  team_->run([&](int member) { head_->pass(*team_, member); });
-  verdict->chosen = head_->chosen();
+  verdict->chosen = head_->choose(*team_, rows, false);
   if (pass.wants_hidden)
     for (const Head::Row& row : rows) verdict->hidden.insert(verdict->hidden.end(), row.x, row.x + hidden);
   size_t first = 0;

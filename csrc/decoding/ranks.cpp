@@ -7,29 +7,28 @@
 namespace ppsd {
 namespace {
 
-constexpr int kPromptWord = 8;   // of the settings
+// The first words of an answer's settings; then come the biases, an id and a float each, and the stop ids.
+struct WireSettings {
+  int32_t end;
+  float temperature, top_p, min_p, repetition_penalty;
+  int32_t top_k;
+  uint32_t seed[2];
+  int32_t prompt;
+  float presence_penalty, frequency_penalty;
+  int32_t logprobs, min_tokens, biases, stops, grammar;
+};
+static_assert(sizeof(WireSettings) == kWireSettings * 4, "the layout of settings");
 
 }  // namespace
 
-// Words: 0 end, 1-4 floats, 5 top_k, 6-7 seed, 8 prompt, 9-10 floats, 11 logprobs, 12 min_tokens, 13 biases, 14 stop ids,
-// 15 grammar; and then the biases, an id and a float each, and the stop ids.
 std::vector<int32_t> words_of(const Settings& settings) {
   const Sampling& s = settings.sampling;
-  const float floats[] = {s.temperature, s.top_p, s.min_p, s.repetition_penalty};
-  const float penalties[] = {s.presence_penalty, s.frequency_penalty};
-  std::vector<int32_t> words(kWireSettings);
-  words[0] = settings.end;
-  std::memcpy(&words[1], floats, sizeof floats);
-  words[5] = s.top_k;
-  std::memcpy(&words[6], &s.seed, sizeof s.seed);
-  words[kPromptWord] = settings.prompt;
-  std::memcpy(&words[9], penalties, sizeof penalties);
-  words[11] = s.logprobs;
-  words[12] = s.min_tokens;
-  words[13] = int32_t(s.logit_bias.size());
   const size_t stops = s.min_tokens > 0 ? s.stop_ids.size() : 0;
-  words[14] = int32_t(stops);
-  words[15] = settings.grammar;
+  const WireSettings wire{settings.end, s.temperature, s.top_p, s.min_p, s.repetition_penalty, s.top_k,
+                          {uint32_t(s.seed), uint32_t(s.seed >> 32)}, settings.prompt, s.presence_penalty, s.frequency_penalty,
+                          s.logprobs, s.min_tokens, int32_t(s.logit_bias.size()), int32_t(stops), settings.grammar};
+  std::vector<int32_t> words(kWireSettings);
+  std::memcpy(words.data(), &wire, sizeof wire);
   for (const auto& [id, bias] : s.logit_bias) {
     words.push_back(id);
     words.emplace_back();
@@ -40,32 +39,26 @@ std::vector<int32_t> words_of(const Settings& settings) {
 }
 
 Settings settings_of(const std::vector<int32_t>& words) {
-  float floats[4], penalties[2];
-  std::memcpy(floats, words.data() + 1, sizeof floats);
-  std::memcpy(penalties, words.data() + 9, sizeof penalties);
-  Settings settings;
-  settings.end = words[0];
-  settings.prompt = words[kPromptWord];
-  settings.grammar = words[15];
-  Sampling& s = settings.sampling;
-  s.temperature = floats[0], s.top_p = floats[1], s.min_p = floats[2], s.repetition_penalty = floats[3];
-  s.top_k = words[5];
-  std::memcpy(&s.seed, words.data() + 6, sizeof s.seed);
-  s.presence_penalty = penalties[0], s.frequency_penalty = penalties[1];
-  s.logprobs = words[11];
-  s.min_tokens = words[12];
-  s.answer = settings.prompt;
-  const int64_t biases = words[13], stops = words[14];
-  const bool fits = biases >= 0 && stops >= 0 && int64_t(words.size()) == kWireSettings + 2 * biases + stops;
-  if (!fits || settings.prompt < 0 || s.min_tokens < 0 || s.logprobs < -1 || s.logprobs > kMostLogprobs)
+  WireSettings wire;
+  std::memcpy(&wire, words.data(), sizeof wire);
+  const bool fits = wire.biases >= 0 && wire.stops >= 0 &&
+                    int64_t(words.size()) == kWireSettings + 2 * int64_t(wire.biases) + wire.stops;
+  if (!fits || wire.prompt < 0 || wire.min_tokens < 0 || wire.logprobs < -1 || wire.logprobs > kMostLogprobs)
     throw std::runtime_error("an answer's settings are malformed");
+  Settings settings{wire.end, wire.prompt, wire.grammar, {}};
+  Sampling& s = settings.sampling;
+  s.temperature = wire.temperature, s.top_p = wire.top_p, s.min_p = wire.min_p, s.top_k = wire.top_k;
+  s.repetition_penalty = wire.repetition_penalty;
+  s.presence_penalty = wire.presence_penalty, s.frequency_penalty = wire.frequency_penalty;
+  s.seed = wire.seed[0] | uint64_t(wire.seed[1]) << 32;
+  s.logprobs = wire.logprobs, s.min_tokens = wire.min_tokens, s.answer = wire.prompt;
   const int32_t* next = words.data() + kWireSettings;
-  for (int64_t i = 0; i < biases; ++i, next += 2) {
+  for (int i = 0; i < wire.biases; ++i, next += 2) {
     float bias;
     std::memcpy(&bias, next + 1, sizeof bias);
     s.logit_bias.emplace_back(next[0], bias);
   }
-  s.stop_ids.assign(next, next + stops);
+  s.stop_ids.assign(next, next + wire.stops);
   return settings;
 }
 

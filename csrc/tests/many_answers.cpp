@@ -80,7 +80,7 @@ class TwoRanks {
            PassStage::Masks masks)
       : model_(*model),
         loop_(std::make_unique<CpuPasses>(model, std::make_unique<Team>(threads, std::vector<int>()), std::vector<int>(), false),
-              {stages, blocks}, limits),
+              blocks, limits, stages),
         team_(1, {}),
         stage_(*model, model->exit_layer, model->shape.num_layers, &team_, size_t(1) << 26),
         rope_(make_rope(model->rotary, kContext)),
@@ -156,8 +156,7 @@ Played many_answers(const Enough& enough, uint64_t seed) {
       const std::vector<std::vector<int>> cuts = {{}, {4}, {3, 4}};
       if (chance(random, 80)) limits.cuts = cuts[random() % cuts.size()];
       auto passes = std::make_unique<CpuPasses>(model, make_shared_team(threads));
-      const size_t bytes = passes->block_bytes() * size_t(blocks);
-      here = std::make_unique<LoopThread>(std::make_unique<Loop>(std::move(passes), bytes, limits));
+      here = std::make_unique<LoopThread>(std::make_unique<Loop>(std::move(passes), blocks, limits));
     }
     Loop* loop = here ? &here->loop() : &ranks->loop();
     std::deque<Helper> consumers;

@@ -2,10 +2,11 @@
 
 import atexit
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from threading import RLock
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 from weakref import WeakMethod, WeakSet
 
 from .. import _native
@@ -43,24 +44,14 @@ def weakly(method: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
     return call
 
 
+@dataclass(eq=False)
 class Answer:
-    """An answer of the loop.
+    """An answer of the loop."""
 
-    request: what the loop must know of it, see `_native.Loop.add`; masks: makes those of its grammar, if it has one.
-    """
-
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        limits: Limits,
-        cancellation: Cancellation,
-        request: dict[str, Any],
-        masks: Callable[[], tuple[Any, Any] | None],
-    ) -> None:
-        self.prompt, self.limits, self.cancellation = list(prompt), limits, cancellation
-        self.request, self.masks = request, masks
-        self.stream: _native.LoopAnswer | None = None  # once it has begun
-        self.ended = False  # by what needs the engine for itself
+    limits: Limits
+    cancellation: Cancellation
+    stream: _native.LoopAnswer | None = None  # once it has begun
+    ended: bool = False  # by what needs the engine for itself
 
 
 class Answers:
@@ -81,30 +72,17 @@ class Answers:
         planner: Callable[[bool], _native.Planner | None] = lambda _: None,
         grammar: int = 0,
     ) -> Generator[Round | Drafted, None, None]:
-        """As `Backend.rounds`. ngrams: of all owners. planner: see `begin`. grammar: its number, over ranks."""
-        prompt, params, schedule, limits, options, cancellation = asked
+        """As `Backend.rounds`. ngrams: of all owners. planner: gives the one of `auto`; told whether nothing else is
+        decoded now, so that it may measure. grammar: its number, over ranks.
+        """
+        *_, limits, options, cancellation = asked
         _living.add(self)
-        request = {
-            "sampling": params,
-            "schedule": copying(schedule) if isinstance(schedule, Auto) else schedule,
-            "ngrams": None if options.owner is None else ngrams.of(options.owner),
-            "automatic": isinstance(schedule, Auto),
-            "limits": limits,
-            "report_drafts": options.report_drafts,
-            "oracle": options.oracle,
-            "trace": options.trace,
-            "grammar": grammar,
-        }
-
-        def masks() -> tuple[Any, Any] | None:  # a text of its own: one for drafts, one for verification
-            return (options.masks(), options.masks()) if options.masks else None
-
-        answer = Answer(prompt, limits, cancellation, request, masks)
+        answer = Answer(limits, cancellation)
         try:
-            stream = self.begin(answer, planner)
+            stream = self._begin(answer, asked, ngrams, planner, grammar)
             if options.prompt_progress:
                 _tell_of_prompt(stream, options.prompt_progress)
-            yield from self.events(answer)
+            yield from self._events(answer)
         except _native.NoThread:
             raise
         except MemoryError:
@@ -114,7 +92,7 @@ class Answers:
         except RuntimeError as error:  # of a stage
             raise PpsdError(str(error)) from None
         finally:
-            self.leave(answer)
+            self._leave(answer)
 
     @property
     def loop(self) -> _native.Loop:
@@ -122,18 +100,39 @@ class Answers:
             self._loop = self._make_loop()
         return self._loop
 
-    def begin(self, answer: Answer, planner: Callable[[bool], _native.Planner | None]) -> _native.LoopAnswer:
-        """planner: gives the one of `auto`; told whether nothing else is decoded now, so that it may measure."""
+    def _begin(
+        self,
+        answer: Answer,
+        asked: Asked,
+        ngrams: _native.Ngrams,
+        planner: Callable[[bool], _native.Planner | None],
+        grammar: int,
+    ) -> _native.LoopAnswer:
+        prompt, params, schedule, limits, options, cancellation = asked
         self._leave_dropped()
         with self.lock:
             steering = planner(not self._decoded)
-            stream = self.loop.add(answer.prompt, masks=answer.masks(), planner=steering, **answer.request)
-            self.last = answer.stream = answer.cancellation.source = stream
-            answer.cancellation.tells(stream.cancel)
+            stream = self.loop.add(
+                list(prompt),
+                params,
+                copying(schedule) if isinstance(schedule, Auto) else schedule,
+                limits,
+                automatic=isinstance(schedule, Auto),
+                report_drafts=options.report_drafts,
+                # A text of its own: one for drafts, one for verification.
+                masks=(options.masks(), options.masks()) if options.masks else None,
+                ngrams=None if options.owner is None else ngrams.of(options.owner),
+                planner=steering,
+                oracle=options.oracle,
+                trace=options.trace,
+                grammar=grammar,
+            )
+            self.last = answer.stream = cancellation.source = stream
+            cancellation.tells(stream.cancel)
             self._decoded.add(answer)
             return stream
 
-    def events(self, answer: Answer) -> Iterator[Round | Drafted]:
+    def _events(self, answer: Answer) -> Iterator[Round | Drafted]:
         """Raises PpsdError if the answer is ended on the way, and what the extension raises."""
         assert answer.stream is not None
         whole = False
@@ -146,7 +145,7 @@ class Answers:
         if answer.ended and not whole and not answer.cancellation.asked:
             raise PpsdError(ENDED)
 
-    def leave(self, answer: Answer) -> None:
+    def _leave(self, answer: Answer) -> None:
         """Its consumer wants no more of it. Returns when nothing works on it.
 
         In a thread that decodes it does not wait: there garbage collection has found the answer, in a mask's Python, so
@@ -165,7 +164,7 @@ class Answers:
     def _leave_dropped(self) -> None:
         with suppress(IndexError):
             while True:
-                self.leave(self._dropped.popleft())
+                self._leave(self._dropped.popleft())
 
     def end_all(self) -> None:
         """Nothing works on any answer when this returns."""
@@ -177,7 +176,7 @@ class Answers:
                 assert answer.stream is not None
                 answer.stream.cancel()
             for answer in answers:
-                self.leave(answer)
+                self._leave(answer)
 
     def end(self) -> None:
         """As `end_all`, for good."""

@@ -9,14 +9,15 @@ squares: as even as can be. Where all stages run at one speed, that sum is the s
 lengthens a rejection by the same time wherever the cuts are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
+from typing import Any
 
 from ..errors import UsageError
 
-_Sums = tuple[Fraction, Fraction]  # of the stages' seconds, and of their squares
+_Sums = tuple[Fraction, Fraction, tuple[int, ...]]  # of the stages' seconds, and of their squares; where they end
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,6 @@ class _Stages:
         self._tails[0] += Fraction(costs.head)
         self._tails[-1] += Fraction(costs.lm_head)
 
-    def may(self, stage: int, first: int, end: int) -> bool:
-        """Can stage `stage` be layers [first, end)? Only the first stage can be without any, where _ends says so."""
-        return first < end or stage == 0
-
     def seconds(self, stage: int, first: int, end: int) -> Fraction:
         """Of layers [first, end) as stage `stage`, which is counted from 0."""
         work = self._before[end] - self._before[first] + self._tails[stage]
@@ -99,7 +96,13 @@ def best_split(costs: LayerCosts, stages: int, exit_layer: int | None = None, sl
     if exit_layer is not None and not 0 <= exit_layer <= layers - (stages - 1):
         raise UsageError(f"with exit layer {exit_layer}, {layers} layers cannot be cut into {stages} stages")
     work = _Stages(costs, stages, slowness)
-    boundaries = _least_sums(work, _least_slowest(work, exit_layer), exit_layer)
+    limit = _least(work, exit_layer, Fraction(0), lambda slowest, seconds, _: max(slowest, seconds))
+
+    def extended(before: _Sums, seconds: Fraction, end: int) -> _Sums | None:
+        total, squares, ends = before
+        return (total + seconds, squares + seconds * seconds, (*ends, end)) if seconds <= limit else None
+
+    boundaries = _least(work, exit_layer, (Fraction(0), Fraction(0), ()), extended)[-1][:-1]
     cuts = pairwise((0, *boundaries, layers))
     return Split(layers, boundaries, tuple(float(work.seconds(s, a, b)) for s, (a, b) in enumerate(cuts)))
 
@@ -113,33 +116,23 @@ def _ends(work: _Stages, stage: int, exit_layer: int | None) -> range:
     return range(1, work.layers - (work.count - 1 - stage) + 1)
 
 
-def _least_slowest(work: _Stages, exit_layer: int | None) -> Fraction:
-    """Dynamic programming: of all splits of [0, end) into stages 0 to s, the least slowest stage."""
-    best = {0: Fraction(0)}
+def _least(work: _Stages, exit_layer: int | None, start: Any, extended: Callable[[Any, Fraction, int], Any]) -> Any:
+    """Dynamic programming: of all splits of [0, end) into stages 0 to s, the least.
+
+    start: of no stages. extended: by a stage that takes so long and ends there; None: it takes too long.
+    """
+    best = {0: start}
     for stage in range(work.count):
-        found: dict[int, Fraction] = {}
+        found: dict[int, Any] = {}
         for end in _ends(work, stage, exit_layer):
-            starts = [first for first in best if work.may(stage, first, end)]
-            if starts:
-                found[end] = min(max(best[first], work.seconds(stage, first, end)) for first in starts)
+            for first, before in best.items():
+                if first >= end and stage > 0:  # only the first stage can be without layers, where _ends says so
+                    continue
+                one = extended(before, work.seconds(stage, first, end), end)
+                if one is not None:
+                    found[end] = min(found.get(end, one), one)
         best = found
     return best[work.layers]
-
-
-def _least_sums(work: _Stages, limit: Fraction, exit_layer: int | None) -> tuple[int, ...]:
-    """The same for the sums, with stages that are slower than `limit` left out; then the earliest boundaries."""
-    best: dict[int, tuple[_Sums, tuple[int, ...]]] = {0: ((Fraction(0), Fraction(0)), ())}
-    for stage in range(work.count):
-        found: dict[int, tuple[_Sums, tuple[int, ...]]] = {}
-        for end in _ends(work, stage, exit_layer):
-            for first, ((total, squares), cuts) in best.items():
-                seconds = work.seconds(stage, first, end) if work.may(stage, first, end) else limit + 1
-                if seconds > limit:
-                    continue
-                one = ((total + seconds, squares + seconds * seconds), (*cuts, end))
-                found[end] = min(found.get(end, one), one)
-        best = found
-    return best[work.layers][1][:-1]
 
 
 def is_split(sizes: Sequence[int], stages: int, layers: int, first: int = 1) -> bool:

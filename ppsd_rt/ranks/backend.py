@@ -274,7 +274,7 @@ class RanksBackend:
             self._grammar += 1
             number = self._grammar
             for words in pack_grammar(grammar):
-                self._control.tell(self._control.world.last, Kind.GRAMMAR, number, words=words)
+                self._control.tell(self._control.world.last, Kind.GRAMMAR, number, words)
         self._wait(lambda: number in self._grammar_says, "to compile a grammar")
         if wrong := self._grammar_says.pop(number):
             raise PpsdError(f"rank {self._control.world.last}: {wrong}")

@@ -9,11 +9,12 @@ import re
 import socket
 import struct
 from collections.abc import MutableMapping
+from concurrent.futures import wait
 from contextlib import closing, suppress
 from typing import Any
 
 from .links import open_groups
-from .meeting import WAIT, Attempt, Meeting, ended_line, first_line
+from .meeting import WAIT, Meeting, attempt, ended_line, first_line
 from .world import World
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -24,14 +25,14 @@ def connect(store: Any, meeting: Meeting) -> dict[int, Any]:
     """The process groups of `open_groups`. Raises PpsdError, the same line on every rank."""
     world = meeting.world
     choose_interface(world)
-    opening, begun = Attempt(lambda: open_groups(store, world.rank, world.size)), meeting.clock.now()
+    opening, begun = attempt(lambda: open_groups(store, world.rank, world.size)), meeting.clock.now()
 
     def ended() -> bool:
-        if not opening.wait(0.02) and meeting.clock.now() - begun > WAIT:
+        if not wait([opening], 0.02).done and meeting.clock.now() - begun > WAIT:
             # A rank that has ended keeps all others from connecting.
             lost = meeting.silent(WAIT / 6)
             meeting.fail(ended_line(lost, WAIT / 6) if lost else _line(world, f"not within {WAIT:g} s"))
-        return not opening.is_alive()
+        return opening.done()
 
     meeting.wait(ended)
     try:

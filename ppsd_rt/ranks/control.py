@@ -2,7 +2,7 @@
 
 They carry what must not wait for passes: signs of life, questions about costs, grammars, and the end. A message is
 64 int32 words: magic, kind, value (int64), sent (int64, nanoseconds of the sender's steady clock), count, 0, and 56
-words of payload: `count` float32 numbers, `count` words, or bytes of text.
+words of payload, of which `count` are in use: float32 numbers, words, or bytes of text.
 
 Any rank's end ends all: rank 0 hears of it by its connection (at once), by its own words, or by its silence, tells the
 others, and every rank raises the same line. Should rank 0 itself be lost, each of the others notices by itself.
@@ -94,27 +94,18 @@ class Control:
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
-    def tell(
-        self,
-        rank: int,
-        kind: Kind,
-        value: int = 0,
-        numbers: Sequence[float] = (),
-        text: str = "",
-        words: Words | None = None,
-    ) -> None:
+    def tell(self, rank: int, kind: Kind, value: int = 0, payload: Sequence[float] | Words | str = ()) -> None:
+        """payload: numbers, words, or a text, of which as much is sent as there is room for."""
+        if isinstance(payload, str):
+            raw = payload.encode()[:TEXT_BYTES]
+            payload = np.frombuffer(raw.ljust(-(-len(raw) // 4) * 4, b"\0"), np.int32)
+        elif not isinstance(payload, np.ndarray):
+            payload = np.array(payload, np.float32).view(np.int32)
         message = np.zeros(WORDS, np.int32)
         message[:2] = _MAGIC, kind
         message[2:6].view(np.int64)[:] = value, _native.wire_clock()
-        if text:
-            raw = text.encode()[:TEXT_BYTES]
-            message[_PAYLOAD:].view(np.uint8)[: len(raw)] = np.frombuffer(raw, np.uint8)
-        elif words is not None:
-            message[6] = len(words)
-            message[_PAYLOAD : _PAYLOAD + len(words)] = words
-        else:
-            message[6] = len(numbers)
-            message[_PAYLOAD : _PAYLOAD + len(numbers)].view(np.float32)[:] = numbers
+        message[6] = len(payload)
+        message[_PAYLOAD : _PAYLOAD + len(payload)] = payload
         sender = self._senders[rank]
         with sender.lock:
             sender.buffer()[:] = message
@@ -143,7 +134,7 @@ class Control:
 
     def _tell_failure(self, rank: int, line: str) -> None:
         with suppress(RuntimeError):  # its connection is gone: nobody is left there to be told
-            self.tell(rank, Kind.FAIL, text=line)
+            self.tell(rank, Kind.FAIL, 0, line)
             self._flush(rank)
 
     def _flush(self, rank: int) -> None:

@@ -1,8 +1,10 @@
 """What the stages and links of a running pipeline cost, measured on the ranks themselves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +16,8 @@ CONTEXT = StageCosts.CONTEXT  # rows before those that are timed
 SECONDS = 0.3  # for each rank
 _LEAST = 3  # repeats
 _CACHE = 64 << 20  # bytes that displace what a cache holds, or most of it
+
+T = TypeVar("T")
 
 
 def side_by_side(alone: StageCosts, beside: StageCosts) -> Costs:
@@ -32,35 +36,35 @@ def displacer(between: float) -> Callable[[], object]:
     return others.sum
 
 
+def _medians(kinds: Mapping[T, Callable[[], float]], seconds: float, displace: Callable[[], object]) -> dict[T, float]:
+    """The kinds take turns, so that a slow moment of the machine hits all of them."""
+    times: dict[T, list[float]] = {kind: [] for kind in kinds}
+    end, repeats = perf_counter() + seconds, 0
+    while repeats < _LEAST or perf_counter() < end:
+        for kind, once in kinds.items():
+            displace()
+            times[kind].append(once())
+        repeats += 1
+    return {kind: median(measured) for kind, measured in times.items()}
+
+
 def time_passes(
     time_pass: Callable[[int, int], float],
     seconds: float = SECONDS,
     one_row: bool = False,
     displace: Callable[[], object] = lambda: None,
 ) -> Table:
-    """The kinds take turns, so that a slow moment of the machine hits all of them. one_row: that kind alone, for all
-    rows: what decoding does most, and what reads the most memory at once, where other ranks work beside this one."""
-    times: dict[int, list[float]] = {rows: [] for rows in ((1,) if one_row else ROWS)}
+    """one_row: of passes over one row alone, for all rows: what decoding does most, and what reads the most memory at
+    once, where other ranks work beside this one."""
     time_pass(1, CONTEXT)  # makes the context
-    end = perf_counter() + seconds
-    while len(times[1]) < _LEAST or perf_counter() < end:
-        for rows, measured in times.items():
-            displace()
-            measured.append(time_pass(rows, CONTEXT))
-    return StageCosts.between({rows: median(measured) for rows, measured in times.items()})
+    kinds = {rows: partial(time_pass, rows, CONTEXT) for rows in ((1,) if one_row else ROWS)}
+    return StageCosts.between(_medians(kinds, seconds, displace))
 
 
 def time_drafts(
     time_step: Callable[[bool, int], float], seconds: float = SECONDS, displace: Callable[[], object] = lambda: None
 ) -> tuple[float, float]:
     """(a row, a row and a draft)"""
-    rows: list[float] = []
-    drafts: list[float] = []
     time_step(True, CONTEXT)
-    end = perf_counter() + seconds
-    while len(rows) < _LEAST or perf_counter() < end:
-        displace()
-        rows.append(time_step(False, CONTEXT))
-        displace()
-        drafts.append(time_step(True, CONTEXT))
-    return median(rows), median(drafts)
+    found = _medians({draw: partial(time_step, draw, CONTEXT) for draw in (False, True)}, seconds, displace)
+    return found[False], found[True]

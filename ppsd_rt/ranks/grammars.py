@@ -79,4 +79,4 @@ class ToldGrammars:
         except Exception as error:
             self._control.fail(f"rank {self._control.world.rank} cannot compile a grammar: {error}")
             return
-        self._control.tell(0, Kind.GRAMMAR, number, text=wrong)
+        self._control.tell(0, Kind.GRAMMAR, number, wrong)

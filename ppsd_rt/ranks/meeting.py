@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import closing, suppress
 from datetime import timedelta
 from threading import Event, Thread
@@ -46,8 +47,8 @@ def open_store(world: World, clock: Clock = CLOCK) -> Any:
     listening = None if world.hosted or not world.drafts else _listen(world)
     while not _answers(world, end, clock):
         clock.sleep(0.2)
-    opening = Attempt(lambda: store(listening))  # it waits for ever for a program that says nothing, or nonsense
-    while not opening.wait(0.2):
+    opening = attempt(lambda: store(listening))  # it waits for ever for a program that says nothing, or nonsense
+    while not wait([opening], 0.2).done:
         if clock.now() > end:
             raise PpsdError(f"{_place(world)} is no meeting point of ranks, another program listens there: {_OTHER}")
     try:
@@ -113,30 +114,18 @@ def _answers(world: World, end: float, clock: Clock) -> bool:
     return False
 
 
-class Attempt(Thread):
+def attempt(work: Callable[[], T]) -> Future[T]:
     """Something that may take for ever, in a thread that nobody has to wait for."""
+    future: Future[T] = Future()
 
-    def __init__(self, work: Callable[[], Any]) -> None:
-        super().__init__(name="attempt", daemon=True)
-        self._work = work
-        self._result: Any = None
-        self._error: Exception | None = None
-        start(self)
-
-    def run(self) -> None:
+    def run() -> None:
         try:
-            self._result = self._work()
+            future.set_result(work())
         except Exception as error:  # for whoever asks for the result
-            self._error = error
+            future.set_exception(error)
 
-    def wait(self, seconds: float) -> bool:
-        self.join(seconds)
-        return not self.is_alive()
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._result
+    start(Thread(target=run, name="attempt", daemon=True))
+    return future
 
 
 def first_line(error: Exception) -> str:

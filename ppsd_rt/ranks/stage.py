@@ -51,7 +51,7 @@ def serve(
     def tell_spans(peer: int) -> None:
         messages = pack_spans(station.spans(), PAYLOAD_WORDS)
         for place, message in enumerate(messages, 1):
-            control.tell(peer, Kind.SPANS, len(messages) - place, words=message)
+            control.tell(peer, Kind.SPANS, len(messages) - place, message)
 
     control.on(Kind.TRACE, lambda peer, value, message: traces.append(peer))
     control.on(Kind.MEASURE, lambda peer, beside, message: questions.append((peer, beside)))

@@ -51,7 +51,7 @@ control_words, control_magic = control.WORDS, control._MAGIC
 
 def test_numbers_arrive(rank):
     here, group = rank()
-    here.tell(1, Kind.PING, numbers=(0.5, 2.0))
+    here.tell(1, Kind.PING, payload=(0.5, 2.0))
     assert [(peer, control.numbers_of(message)) for peer, message in group.sent] == [(1, [0.5, 2.0])]
 
 

@@ -87,11 +87,11 @@ class Controls:
     def _end(self, peer):
         handlers = {}
 
-        def tell(to, kind, value=0, text="", words=None):
+        def tell(to, kind, value=0, payload=()):
             assert to == peer
             other = self.last if peer else self.first
-            self.said.append((to, value, text if words is None else len(words)))
-            other.handlers[kind](1 - peer, value, text if words is None else words)
+            self.said.append((to, value, payload if isinstance(payload, str) else len(payload)))
+            other.handlers[kind](1 - peer, value, payload)
 
         return SimpleNamespace(
             handlers=handlers, on=handlers.__setitem__, tell=tell, fail=self.failed.append, check=lambda: None,

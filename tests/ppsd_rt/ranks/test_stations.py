@@ -119,11 +119,11 @@ def test_rows_may_come_as_soon_as_a_measurement_is_told(monkeypatch):
     told: dict[Kind, Callable[..., None]] = {}
     failed = Event()
 
-    def tell(peer, kind, value=0, numbers=()):
+    def tell(peer, kind, value=0, payload=()):
         if kind is Kind.READY:
             told[Kind.MEASURE](0, 1, None)
         else:
-            assert (kind, numbers) == (Kind.COSTS, [0.5])
+            assert (kind, payload) == (Kind.COSTS, [0.5])
             receivers[0]("a row")
             failed.set()
 
