@@ -42,7 +42,8 @@ def train(model: str, text: str, out: Path, work: Path, layer: int, vocabulary: 
     """-> how often the head's next draft is right on the held-out pieces, given that those before it were."""
     checkpoint, tokenizer = open_model(model, "torch")
     settings = Settings(checkpoint.hash, ("feedback",), (layer,), STEPS, (vocabulary,), slots=1, seed=0)
-    job = OwnText(checkpoint, TorchBackend(checkpoint, "auto", "auto", None).model, tokenizer, settings, work)
+    frozen = TorchBackend(checkpoint, "auto", "auto", None).model
+    job = OwnText(checkpoint, frozen, tokenizer, settings, folder=work, text=work)
     job.prepare(resume=False)
     job.write(tokenizer.encode(text))
     for step in job.train():

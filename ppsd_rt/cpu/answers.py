@@ -14,6 +14,7 @@ from ..backend import ENDED, Asked, Cancellation
 from ..errors import GrammarFailed, PpsdError
 from ..pipeline.rounds import Drafted, Limits, Round
 from ..pipeline.schedule import Auto, copying
+from .machine import no_memory
 
 MOST_ANSWERS = 48  # that the loop works on at once; below the 64 rows of a pass, so that prompts join
 PROMPT_ROWS = 16  # of a round, at the least
@@ -86,7 +87,7 @@ class Answers:
         except _native.NoThread:
             raise
         except MemoryError:
-            raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
+            raise no_memory(limits.end) from None
         except _native.MaskFailed as error:
             raise GrammarFailed(str(error)) from None
         except RuntimeError as error:  # of a stage

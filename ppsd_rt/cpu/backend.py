@@ -24,7 +24,7 @@ from ..sampling.params import EXTRAS, SamplingParams
 from .answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
 from .failures import one_line
 from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
-from .machine import default_threads, kv_memory_of
+from .machine import default_threads, kv_memory_of, no_memory
 from .packing import pack_head, pack_model
 
 LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of
@@ -131,7 +131,7 @@ class CpuBackend:
             return self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) and measured else None
 
         if limits.end * self._row_bytes > self._kv_memory:
-            raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens")
+            raise no_memory(limits.end)
         try:
             yield from self._answers.decode(asked, self._ngrams, planner)
         except _native.NoThread as error:

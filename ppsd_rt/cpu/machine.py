@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .. import _native
-from ..errors import UsageError
+from ..errors import PpsdError, UsageError
 from ..printable import quoted
 
 MOST = 16  # threads: memory is the limit long before
@@ -60,6 +60,11 @@ def _quotas(folder: Path) -> Iterator[float]:
             continue
         if quota > 0 and period > 0:  # -1: no limit
             yield quota / period
+
+
+def no_memory(tokens: int) -> PpsdError:
+    """To raise where a text of so many has no place."""
+    return PpsdError(f"no memory for a KV cache of {tokens} tokens: raise --kv-memory, or lower --max-tokens")
 
 
 def kv_memory_of(wanted: int | str | None) -> int:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from .. import _native
 from ..backend import Asked, Oracle
 from ..cpu.answers import MOST_ANSWERS, Answers
+from ..cpu.machine import no_memory
 from ..errors import PpsdError, UsageError
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
@@ -140,7 +141,7 @@ class RanksBackend:
         _, params, schedule, limits, options, _ = asked
         self._control.check()
         if limits.end > self.longest:
-            raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens")
+            raise no_memory(limits.end)
         grammar = self._tell(params.grammar) if params.grammar and options.masks else 0
 
         def planner(alone: bool) -> _native.Planner | None:

@@ -108,7 +108,8 @@ def resident() -> tuple[float, float]:
 
 def _explain(control: Control, to: int, error: Exception) -> None:
     if isinstance(error, MemoryError):
-        control.fail(f"rank {control.world.rank} has no memory for a KV cache so long; lower --max-tokens")
+        remedy = "raise its --kv-memory, or lower --max-tokens"
+        control.fail(f"rank {control.world.rank} has no memory for a KV cache so long: {remedy}")
     elif isinstance(error, LinkLost):
         control.lost(to, error)
     else:

@@ -159,7 +159,7 @@ def test_an_absurd_context_is_a_clear_error_and_the_engine_lives_on(tmp_path):
     first = engine.generate("abcdefgh", params, "elastic").run().ids
     for tokens in (2**31 - 100, 2**40):
         absurd = SamplingParams(max_tokens=tokens, ignore_eos=True)
-        with pytest.raises(PpsdError, match=r"no memory for a KV cache of \d+ tokens; lower --max-tokens"):
+        with pytest.raises(PpsdError, match=r"no memory for a KV cache of \d+ tokens: raise --kv-memory, or lower"):
             engine.generate("abcdXYZ and more than before", absurd, "elastic").run()
     other = engine.generate("abcdXYZ and more than before", params, "elastic").run().ids
     assert other == load(tmp_path / "model").generate("abcdXYZ and more than before", params, "plain").run().ids

@@ -323,7 +323,7 @@ def test_kv_memory(cpu, tmp_path):
     assert kv_memory_of(1000) == 1000
     for backend in ("cpu", "torch"):
         small = Engine.from_pretrained(folder, exit_head="none", backend=backend, dtype="float32", kv_memory="100K")
-        with pytest.raises(PpsdError, match=r"no memory for a KV cache of \d+ tokens; lower --max-tokens"):
+        with pytest.raises(PpsdError, match=r"no memory for a KV cache of \d+ tokens: raise --kv-memory, or lower"):
             small.generate("x", params(max_tokens=400)).run()
 
 

@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import noise_twin
 import numpy as np
 import pytest
 import scipy
@@ -15,7 +16,6 @@ from toys import PROMPT, VOCAB, blurred, hashed_logits, schedules
 from ppsd_rt._native import testing
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import parse_schedule
-from ppsd_rt.sampling import noise
 
 seeds = st.integers(0, 2**64 - 1)
 
@@ -79,13 +79,13 @@ def test_the_comparison_would_notice():
 @given(seed=seeds, counter=st.tuples(*[st.integers(0, 2**32 - 1)] * 4))
 def test_philox_words(seed, counter):
     key = (seed & 0xFFFFFFFF, seed >> 32)
-    assert tuple(testing.philox(seed, counter)) == noise.philox(key, counter)
+    assert tuple(testing.philox(seed, counter)) == noise_twin.philox(key, counter)
 
 
 @given(seed=seeds, position=st.integers(0, 2**20), stream=st.integers(0, 3))
 def test_uniform_numbers_to_the_bit(seed, position, stream):
     ids = np.array([0, 1, 49151, 2**24, 2**31 - 1])
-    expected = noise.uniform(seed, position, ids, stream)
+    expected = noise_twin.uniform(seed, position, ids, stream)
     got = np.array([testing.uniform(seed, position, int(id), stream) for id in ids], np.float32)
     assert got.tobytes() == expected.tobytes()
 
