@@ -12,7 +12,7 @@ Floats = npt.NDArray[np.float32]
 FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # blocks at even distances (csrc/cpu/gguf_blocks.cpp)
 
 
-def as_float32(tensor: Array) -> Floats:
+def as_float32(tensor: Array) -> npt.NDArray[np.float32]:
     """A copy in float32, whatever the tensor is stored as; uint16 are the bits of bfloat16."""
     if tensor.dtype == np.uint16:
         return (tensor.astype(np.uint32) << 16).view(np.float32)
