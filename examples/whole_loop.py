@@ -90,7 +90,7 @@ class Decoder:
         self.late = Layers(config, tensors, layers[exit_layer:])  # [E, L)
         self.head_layer = Layers(config, self.head, ["layers.0."])
         self.embedding = tensors["model.embed_tokens.weight"]
-        self.lm_head = tensors["lm_head.weight"] if "lm_head.weight" in tensors else self.embedding
+        self.lm_head = tensors.get("lm_head.weight", self.embedding)
         self.draft_ids = np.arange(config.vocab_size) if head.draft_ids is None else head.draft_ids
         self.draft_lm_head = self.lm_head[self.draft_ids]
         self.exits = np.zeros((0, config.hidden_size), np.float32)  # after layer E, of every row of the text
