@@ -98,9 +98,9 @@ def _fetch(name: str, file: Any, advance: Callable[[int], None]) -> None:
         if blob.exists():  # another process has fetched it
             advance(file.file_size)
             return
+        if partial.exists() and partial.stat().st_size > file.file_size:
+            partial.unlink()
         with _Counted(partial, advance) as out:
-            if out.tell() > file.file_size:
-                out.truncate(0)
             there = out.tell()
             _refuse_full_disk(name, blob.parent, file.file_size - there)
             advance(there)

@@ -42,11 +42,7 @@ from .front.backend import FrontBackend  # noqa: E402
 from .front.learned import Learned  # noqa: E402
 from .pipeline.rounds import Drafted, Logprob, Round  # noqa: E402
 from .pipeline.schedule import parse_schedule  # noqa: E402
-from .ranks.launch import (  # noqa: E402
-    RankOptions,
-    check_backend,
-    join,
-)
+from .ranks.launch import RankOptions, check_backend, join  # noqa: E402
 from .ranks.world import World  # noqa: E402
 from .serve.app import make_app  # noqa: E402
 from .serve.service import Service  # noqa: E402

@@ -116,8 +116,8 @@ void bind_cuda(py::module_& m) {
   using Words = std::pair<uint64_t, int>;   // an address, and how many records there are
   py::class_<Graphs>(m, "Graphs")
       .def(py::init([](const StepHandles& plain, const std::optional<StepHandles>& siblings,
-                       std::vector<std::vector<Copy>> copies, bool take_apart, bool verdict_apart, Words verdicts, Words drafts, uint64_t offer, int32_t sequence,
-                       int32_t drawn, bool draft_records) {
+                       std::vector<std::vector<Copy>> copies, bool take_apart, bool verdict_apart, Words verdicts, Words drafts,
+                       uint64_t offer, int32_t sequence, int32_t drawn, bool draft_records) {
              Graphs graphs;
              static_cast<StepGraphs&>(graphs) = steps_of(plain);
              if (siblings) graphs.siblings = steps_of(*siblings);
@@ -129,8 +129,9 @@ void bind_cuda(py::module_& m) {
              graphs.sequence = sequence, graphs.drawn = drawn, graphs.draft_records = draft_records;
              return graphs;
            }),
-           py::kw_only(), py::arg("plain"), py::arg("siblings"), py::arg("copies"), py::arg("take_apart"), py::arg("verdict_apart"), py::arg("verdicts"), py::arg("drafts"), py::arg("offer"), py::arg("sequence"), py::arg("drawn"),
-           py::arg("draft_records"));
+           py::kw_only(), py::arg("plain"), py::arg("siblings"), py::arg("copies"), py::arg("take_apart"),
+           py::arg("verdict_apart"), py::arg("verdicts"), py::arg("drafts"), py::arg("offer"), py::arg("sequence"),
+           py::arg("drawn"), py::arg("draft_records"));
 
   bind_answer<GraphSession>(m, "GraphSession")
       .def(py::init([](std::shared_ptr<Lanes> lanes, const Graphs& graphs, std::vector<int> prompt, int keep, int first,

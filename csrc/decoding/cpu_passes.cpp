@@ -268,11 +268,12 @@ Passes::Chosen CpuPasses::verify(const std::vector<Segment>& segments, float* x,
   });
   if (!out.done) return out;
   if (kept_width_ > 0) keep_tapped(segments);
-  if (!at_once && !rows.empty()) {
+  if (at_once) {
+    out.ids = head_->chosen();
+  } else if (!rows.empty()) {
     chosen_from = Clock::now();
-    head_->choose(*team_, rows, false);
+    out.ids = head_->choose(*team_, rows, false);
   }
-  if (!rows.empty()) out.ids = head_->chosen();
   out.late = seconds(begun, chosen_from);
   out.choose = seconds(chosen_from, Clock::now());
   return out;

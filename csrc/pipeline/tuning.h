@@ -1,5 +1,6 @@
 // All numbers of planning that were tuned and not derived: of the planner of `auto`, and of the calibrations that fill its
-// costs (how many of those are kept says ppsd_rt/planning/planner.py). docs/design/planner.md says what each is worth at half and at double of it.
+// costs. How many of those are kept says ppsd_rt/planning/planner.py. docs/design/planner.md says what each number is worth
+// at half and at double of it.
 #pragma once
 
 namespace ppsd {
