@@ -2,13 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_model, write_model
 
 from ppsd_rt.errors import PpsdError
-from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.checkpoint import Checkpoint, save
 from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.models.rope import Rope
 
@@ -211,3 +212,17 @@ def test_a_tensor_that_is_there_twice(folder):
     assert set(load_file(path)) == set(entries) - {"__metadata__"}
     with pytest.raises(PpsdError, match="'model.norm.weight' is there twice"):
         Checkpoint(folder)
+
+
+def test_what_is_saved_lies_aligned_and_is_what_the_library_reads(tmp_path):
+    path = tmp_path / "some.safetensors"
+    floats, bits = np.float32([1.5, -2]), np.uint16([0x3F80])  # bfloat16: 1
+    save(path, {"a": np.int8([1, -2, 3]), "b": floats, "c": bits}, {"of": "a test"})
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    begins = {name: end + header[name]["data_offsets"][0] for name in "abc"}
+    assert (begins["b"] % 4, begins["c"] % 2, header["__metadata__"]) == (0, 0, {"of": "a test"})
+    read = load_file(path)
+    assert {name: tensor.tolist() for name, tensor in read.items()} == {"a": [1, -2, 3], "b": [1.5, -2], "c": [1]}
+    assert read["c"].dtype == torch.bfloat16

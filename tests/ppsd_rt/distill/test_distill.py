@@ -20,7 +20,7 @@ from ppsd_rt.distill.deduplication import Deduplication
 from ppsd_rt.distill.mix import mix_of
 from ppsd_rt.distill.prompts import FAMILY, prompts_of
 from ppsd_rt.distill.run import Distillation, Settings
-from ppsd_rt.distill.samplers import NativeSampler, TorchSampler
+from ppsd_rt.distill.samplers import NativeSampler, TorchSampler, in_areas
 from ppsd_rt.distill.self_text import MAX_ANSWER, SelfText
 from ppsd_rt.distill.successors import count_successors, foreseen
 from ppsd_rt.distill.train import Trainer, TrainSettings, batches
@@ -65,6 +65,11 @@ def written(generated, steps=STEPS):
 @pytest.fixture(scope="module")
 def generated(model, mix):
     return written(SelfText(TorchSampler(model, 12, capacity(mix), 3, mix.end_ids), mix, seed=3))
+
+
+def test_texts_of_like_length_pass_together_within_an_area():
+    lengths = {0: 5, 1: 2, 2: 3, 3: 9, 4: 2}
+    assert list(in_areas(lengths, 9)) == [[1, 4, 2], [0], [3]]  # three texts, each padded to 3
 
 
 def test_the_template_is_cut_where_the_question_stands(tokenizer, mix):
