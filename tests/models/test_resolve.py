@@ -268,6 +268,17 @@ def test_piece_of_another_file_is_noticed(tmp_path: Path, hub: str, monkeypatch:
     assert (folder / "model.safetensors").read_bytes() == REPOSITORIES["org/large"]["model.safetensors"]
 
 
+def test_piece_longer_than_its_file_begins_anew(tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = REPOSITORIES["org/large"]["model.safetensors"]
+    monkeypatch.setattr(Hub, "weak", True)
+    ask(tmp_path, hub, "org/large")
+    monkeypatch.setattr(Hub, "weak", False)
+    (partial,) = (tmp_path / "hf").rglob("*.ppsd-rt")
+    partial.write_bytes(whole + b"more")
+    (fetched,) = ask(tmp_path, hub, "org/large")
+    assert (Path(fetched.removeprefix("folder ")) / "model.safetensors").read_bytes() == whole
+
+
 def test_hub_refusals(tmp_path: Path, hub: str) -> None:
     missing, gated, no_weights, odd = ask(tmp_path, hub, "org/none", "org/gated", "org/gguf-only", "org/o..dd")
     assert missing == "error there is no folder org/none here and no model org/none on the hub (or it is private)"
