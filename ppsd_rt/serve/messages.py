@@ -82,7 +82,7 @@ def _messages(message: AnthropicMessage, number: int) -> list[Json]:
             function = {"name": block.get("name"), "arguments": block.get("input") or {}}
             calls.append({"id": block.get("id"), "function": function})
         elif kind == "thinking":
-            thoughts.append(block.get("thinking") or "")
+            thoughts.append(_text([{"type": "text", "text": block.get("thinking")}], where))
         elif kind != "redacted_thinking":
             texts.append(_text([block], where))
     made: Json = {"role": message.role, "content": "".join(texts), "tool_calls": calls or None}

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from serve_support import CITY, NAME, SCHEDULE, serving
+from serve_support import BRIEF, CITY, NAME, OPEN, SCHEDULE, SHUT, UNREADABLE, serving
 from support import TEMPLATE
 
 from ppsd_rt import Grammar, SamplingParams
@@ -23,20 +23,7 @@ WEATHER = [["call", "weather"], ["arguments", '{"city": "Rome"}']]
 CLOCK = [["call", "clock"], ["arguments", "{}"]]
 
 
-OPEN, SHUT = "<tool_call>", "</tool_call>"
-BRIEF = '{"name": "weather", "arguments": '
 CUT = f'{OPEN}{BRIEF}{{"city": "}}\\"'
-UNREADABLE = [
-    f"{OPEN}{BRIEF}{value}}}{SHUT}"
-    for value in (
-        '{"a": NaN}',
-        '{"a": -Infinity}',
-        '{"a": 1e999}',
-        '{"a": "\\ud83d"}',
-        "[1]",
-        '{"a": ' * 999 + "1" + "}" * 999,
-    )
-] + [f'{OPEN}{{"name": "{name}", "arguments": {{}}}}{SHUT}' for name in ("\\ud83d", "a b", "")]
 OTHER = [
     'A set:\n```json\n{"name": "Rome", "size": 3}\n```\nand  \n```python\n{}\n```\n',
     '{"name": "Rome", "arguments": {}}',
