@@ -74,8 +74,8 @@ def test_compare_takes_turns_and_copies_nothing_from_the_answer_before(run, monk
     monkeypatch.setattr(Generation, "__init__", heard)
     monkeypatch.setattr(compare.Engine, "forget", lambda self: forgotten.append(len(asked)))
     assert run("-n", 4, "--compare")[0] == 0
-    assert asked == ["Auto", *["Auto", "plain"] * 3] * 4
-    assert forgotten[1:] == [7 * number + turn for number in range(4) for turn in range(1, 7)]
+    assert asked == ["Auto", *["Auto", "plain", "plain", "Auto"] * 2] * 4
+    assert forgotten[1:] == [9 * number + turn for number in range(4) for turn in range(1, 9)]
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_answer_and_statistics(run, head):
     assert re.search(
         r"^20 tokens, cut by -n \| [\d.]+ tokens/s \| first after \d+ ms \| acceptance [\d.]+ \| "
         r"[\d.]+ tokens per pass \| "
-        r"eesd, cpu float32, \d+ threads? \| ([\d.]+x|no difference from) plain decoding .*in 3 turns\)$",
+        r"eesd, cpu float32, \d+ threads? \| ([\d.]+x|no difference from) plain decoding .*in 4 turns\)$",
         err.strip(),
     )
 
@@ -200,7 +200,7 @@ def test_json_for_a_file_of_prompts(run, head, tmp_path):
         assert set(wanted.split()) <= set(answer["stats"])
         assert answer["stats"]["tokens"] == len(answer["ids"])
         assert answer["stats"]["plain"]["rounds"] >= answer["stats"]["rounds"]
-        assert [set(turn) for turn in answer["stats"]["turns"]] == [{"seconds", "plain_seconds"}] * 3
+        assert [set(turn) for turn in answer["stats"]["turns"]] == [{"seconds", "plain_seconds"}] * 4
 
 
 def test_chat_template_applies_unless_raw(run):
@@ -434,7 +434,7 @@ def test_standard_output_that_is_closed_or_full(folder, tmp_path):
     if os.path.exists("/dev/full"):
         result = subprocess.run(["bash", "-c", f"{command} x >/dev/full"], capture_output=True, text=True)
         assert result.returncode == 1
-        assert result.stderr.splitlines()[-1].startswith("ppsd-run: No space left")
+        assert result.stderr.splitlines()[-1].startswith("ppsd-run: standard output: No space left")
         assert "Traceback" not in result.stderr
         result = subprocess.run(["bash", "-c", f"{command} x --trace /dev/full"], capture_output=True, text=True)
         assert result.returncode == 1
