@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from logging import getLogger
 from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, NoReturn, Protocol, Self
@@ -95,6 +97,7 @@ class Generation:
         keeper: Keeper | None = None,
     ) -> None:
         self._keeper = keeper
+        self.lacks_template = ""  # a model's name: it has a chat template, and the prompt is a text without it
         self.prompt_ids, self.params, self.options = prompt_ids, params.seeded(), options
         self._eos = frozenset() if params.ignore_eos else frozenset(config.eos_token_ids)
         self._context = config.max_position_embeddings
@@ -292,12 +295,22 @@ class Generation:
 
     def _reason_after(self, id: int) -> str:
         if id in self._eos:
+            if self.lacks_template and len(self._ids) == 1:
+                _warn_of_raw_text(self.lacks_template)
             return "eos"
         if self._text.found or id in self.params.stop_token_ids:
             return "stop"
         if len(self.prompt_ids) + len(self._ids) < self._end:
             return "cancelled"
         return "length" if len(self._ids) == self.params.max_tokens else "context"
+
+
+@cache
+def _warn_of_raw_text(model: str) -> None:
+    """Once for a model."""
+    getLogger("ppsd_rt").warning(
+        "%s answered a raw text with nothing at all: generate gives a text no chat template, chat does", model
+    )
 
 
 def _origin(round: Round, place: int) -> str:

@@ -11,7 +11,7 @@ FILES = {  # kind: its subfolder, and what our files in it are called
     "calibration": ("calibration", ("*.json", "tmp*")),
     "importance": ("importance", ("*.npy", "tmp*")),
     "campaigns": ("check", ("seed-*.jsonl",)),
-    "chat": ("chat", ("history.json", "tmp*")),
+    "chat": ("chat", ("history.*", "tmp*")),
     "benchmarks": ("benchmarks", ("*.gguf", "*/*.json", "*/*.safetensors")),
 }
 
@@ -123,7 +123,7 @@ def generate_options(parser: ArgumentParser) -> None:
     add("--show-drafts", "colour drafted, accepted and corrected tokens")
     add("--trace FILE", "write a timeline of the stages, for ui.perfetto.dev", named)
     add("-q --quiet", "no statistics and no notes: the answer, and errors")
-    add("--compare", "also decode plainly, and print how much faster this was")
+    add("--compare", "also decode it with and without speculation in turns, and print how much faster it was")
     add("--explain", "print what auto predicted and what it measured")
     sampling_options(parser)
     schedule_options(parser)
@@ -279,4 +279,4 @@ def info_options(parser: ArgumentParser) -> None:
 def cache_options(parser: ArgumentParser) -> None:
     kinds = (ALL, MODELS, *FILES)
     option(parser, "--clean KIND", f"remove {', '.join(kinds)} [{ALL}]", nargs="?", const=ALL, choices=kinds)
-    option(parser, "--yes", "do not ask before models are removed")
+    option(parser, "--yes", "do not ask")
