@@ -13,9 +13,8 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from ..strict_json import fault
-from .tools import FENCE, LLAMA, MISTRAL_11, Syntax
+from .tools import FENCE, LLAMA, MISTRAL_11, NAME, Json, Syntax
 
-NAME = "^[a-zA-Z0-9_.:/-]{1,128}$"
 _MOST_NAME = 200  # characters that may stand between a mark and a brace
 _SPARE = " \n\t\r,;]}"  # after calls, and what a model writes too many of
 _OPENS = re.compile(r"\s*(?:```)?\s*(?:json|xml)?\s*")  # before a call, and what may become that
@@ -330,3 +329,18 @@ class Blocks:
         if self._open:
             self._open = False
             yield "end", self.all[-1], ""
+
+
+def message_of(pieces: Iterable[Piece]) -> Json:
+    """An answer as a message: role, content, and reasoning_content and tool_calls where there are any."""
+    blocks = Blocks()
+    for _ in blocks.add(pieces, last=True):
+        pass
+    said, thought = ("".join(one.text for one in blocks.all if one.kind == kind) for kind in ("said", "thought"))
+    calls = [
+        {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.text}}
+        for one in blocks.all
+        if one.kind == "call"
+    ]
+    made = {"role": "assistant", "content": said if said or not calls else None}
+    return made | ({"reasoning_content": thought} if thought else {}) | ({"tool_calls": calls} if calls else {})

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from ..chat.reader import NAME
+from ..chat.tools import NAME
 from ..sampling.params import NO_LIMIT, RANGES
 from .errors import ApiError, refused
 

@@ -53,8 +53,7 @@ class Service:
         self.sampling |= settings.sampling
         SamplingParams(**self.sampling)
         self._live: set[Callable[[ApiError], None]] = set()
-        template = engine.tokenizer.chat_template
-        self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
+        self.prompt = ChatPrompt(engine.tokenizer)
         self._noted: set[tuple[str, str]] = set()
         self._secret = learner.kept.secret if learner else secrets.token_bytes(16)
         self._compiling, self._judging = CapacityLimiter(16), CapacityLimiter(1)
@@ -148,13 +147,10 @@ class Service:
         except UsageError as error:
             raise ApiError(400, str(error), "invalid_value", "response_format") from error
 
-    def params(
-        self, request: Generate, names: Mapping[str, str], grammar: Grammar | None, shows_special: bool = False
-    ) -> list[SamplingParams]:
+    def params(self, request: Generate, names: Mapping[str, str], grammar: Grammar | None) -> list[SamplingParams]:
         """Of each of the n answers, which are told apart by their number. Without a seed each of them draws its own.
 
-        names: what the request calls a field of SamplingParams that it has another name for. shows_special: the text
-        has special tokens, which show calls of tools.
+        names: what the request calls a field of SamplingParams that it has another name for.
         """
         room = self.settings.max_answer or self.context
         same = (*DEFAULTS, "presence_penalty", "frequency_penalty", "stop_token_ids", "ignore_eos")
@@ -165,7 +161,7 @@ class Service:
             "logprobs": request.most_probable,
             "grammar": grammar,
             "stop": request.stops,
-            "skip_special_tokens": False if shows_special else request.skip_special_tokens,
+            "skip_special_tokens": request.skip_special_tokens,
             "min_tokens": request.min_tokens or None,
             "seed": None if request.seed in (None, -1) else request.seed % 2**64,
         }

@@ -298,7 +298,7 @@ QWEN = (
 
 def test_templates_that_know_tools_are_given_them(roomy, monkeypatch):
     monkeypatch.setattr(roomy.tokenizer, "chat_template", ChatTemplate(QWEN))
-    prompt = ChatPrompt(roomy.tokenizer, QWEN)
+    prompt = ChatPrompt(roomy.tokenizer)
     call = {"id": "call_12345abcdef", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     messages = [*ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "sunny"}]
     text = prompt.text(messages, offered(), {"enable_thinking": False}, True)
