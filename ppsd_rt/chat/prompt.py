@@ -83,7 +83,7 @@ class ChatPrompt:
 
     def reader(self, tools: Tools, inside: bool) -> Reader:
         """inside: the prompt has ended with `<think>`, as `inside` says."""
-        return Reader(self.syntax if tools.functions else None, tools.names, self.thinks, inside)
+        return Reader(self.syntax if tools.functions else None, tools.names, self.thinks, inside, tools.most == 1)
 
     def inside(self, text: str) -> bool:
         """Has this prompt begun what the model thinks?"""

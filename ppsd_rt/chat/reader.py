@@ -38,15 +38,17 @@ class Piece:
 class Reader:
     """Of one answer. Pieces come as early as they are certain."""
 
-    def __init__(self, syntax: Syntax | None, names: frozenset[str], thinks: bool, inside: bool) -> None:
+    def __init__(
+        self, syntax: Syntax | None, names: frozenset[str], thinks: bool, inside: bool, one: bool = False
+    ) -> None:
         """syntax: None where no calls are looked for. names: of the tools. thinks: look for `<think>`; inside: the
-        prompt has ended with it."""
+        prompt has ended with it. one: calls after the first do not count."""
         self._syntax, self._names, self._rest = syntax or Syntax(""), names, ""
         self._state = self._thinking if inside else self._beginning if thinks else self._saying
         self._begun, self._trim = False, inside
         self._mark = ""  # with which calls begin, and the blanks before it
         self._scan, self._closes, self._last = _Scan(()), list[str](), ("", "")
-        self.calls = 0
+        self.calls, self._one = 0, one
 
     def push(self, text: str) -> list[Piece]:
         self._rest += text
@@ -195,7 +197,7 @@ class Reader:
 
     def _call(self, name: str, arguments: str) -> list[Piece]:
         """Nothing where it is the call before it once more."""
-        if (name, arguments) == self._last:
+        if (name, arguments) == self._last or (self._one and self.calls):
             return []
         self.calls, self._last = self.calls + 1, (name, arguments)
         letters = uuid4().hex

@@ -130,7 +130,7 @@ class ChatShape(OpenAIShape):
                 key = "content" if piece.kind == "said" else "reasoning_content"
                 delta[key] = delta.get(key, "") + piece.text
         if calls and self._by_functions:  # one at most
-            delta |= {"function_call": calls[0]["function"]} if 0 in calls else {}
+            delta["function_call"] = calls[0]["function"]
         elif calls:
             delta["tool_calls"] = list(calls.values())
         return {"delta": delta}

@@ -271,6 +271,17 @@ def test_what_each_syntax_allows(roomy, syntax):
     assert allows(either, '{"n": 1}') and allows(either, marked) and not allows(either, "It rains.")
 
 
+def test_one_call_at_most_where_the_request_says_so(served):
+    written = f'{OPEN}{BRIEF}{{"city": "Rome"}}}}{SHUT}\n{OPEN}{{"name": "clock"}}{SHUT}'
+    asked = {"tools": TOOLS, "max_tokens": 200, "structured_outputs": {"choice": [written]}}
+    for parallel, count in ((None, 2), (True, 2), (False, 1)):
+        message = served.post(**asked, parallel_tool_calls=parallel).json()["choices"][0]["message"]
+        assert (len(message["tool_calls"]), message["content"]) == (count, None)
+    functions = {"functions": [tool["function"] for tool in TOOLS], "max_tokens": 200, "stream": True}
+    streamed = served.post(**functions, structured_outputs={"choice": [written]}).text
+    assert streamed.count('"function_call":{"name":"weather"') == 1 and "clock" not in streamed
+
+
 def test_a_history_of_calls(served, roomy):
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     history = [
