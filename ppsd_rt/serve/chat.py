@@ -49,16 +49,15 @@ class Chat:
         goes_on = request.continue_final_message or request.add_generation_prompt is False
         goes_on = goes_on or bool(request.messages[-1].prefix)
 
+        variables, messages = request.template_variables, [message.for_prompt() for message in request.messages]
+
         def made() -> list[int]:
-            variables, plain = request.template_variables, settings.plain_contents
-            messages = [message.for_prompt() for message in request.messages]
-            text = self._prompt.text(messages, self.tools, variables, not goes_on, plain)
+            text = self._prompt.text(messages, self.tools, variables, not goes_on, settings.plain_contents)
             self._service.check_length(text)
             self._inside = self._prompt.inside(text)
             return self._prompt.ids(text)
 
-        said = sum(len(message.for_prompt()["content"]) for message in request.messages)
-        return await self._service.encode(made, "messages", said)
+        return await self._service.encode(made, "messages", len(repr((messages, self.tools, variables))))
 
     def params(self) -> list[SamplingParams]:
         """Of each answer; `encode` comes first."""

@@ -60,7 +60,7 @@ class MessagesRequest(Numbers):
             "user": (self.metadata or {}).get("user_id"),
             "max_tokens": self.max_tokens,
             "tools": tools or None,
-            "tool_choice": kind if tools else None,
+            "tool_choice": kind,
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "stop": self.stop_sequences or None,
             "response_format": self.output_format or (self.output_config or {}).get("format"),

@@ -67,7 +67,7 @@ class ResponsesRequest(Numbers):
             "messages": [*first, *before, *_messages(items)],
             "max_completion_tokens": self.max_output_tokens,
             "tools": tools or None,
-            "tool_choice": self.tool_choice if tools else None,
+            "tool_choice": self.tool_choice,
             "response_format": form,
         }
 

@@ -279,6 +279,8 @@ def test_an_answer_that_ollamas_clients_have_begun_goes_on(served):
         ("/v1/responses", {"n": 2}),
         ("/v1/messages", {"mcp_servers": [{"type": "url"}]}),
         ("/v1/messages", {"n": 2}),
+        ("/v1/messages", {"tool_choice": {"type": "any"}}),
+        ("/v1/responses", {"tool_choice": "required", "tools": [{"type": "web_search"}]}),
         ("/v1/chat/completions", {"chat_template": "{{ messages }}"}),
         ("/v1/chat/completions", {"documents": [{"text": "a"}]}),
         ("/v1/chat/completions", {"truncate_prompt_tokens": 4}),
