@@ -136,7 +136,7 @@ def serve_options(parser: ArgumentParser) -> None:
     add("--host", "address to listen on; 0.0.0.0: all of them", named, default="127.0.0.1")
     add("--port N", "0: any that is free", whole, default=8000)
     add("--model-name NAME", "what clients call the model [--model]", named)
-    add("--api-key KEY", "that clients must bring [the variable PPSD_API_KEY; else none]", named)
+    add("--api-key KEY", "that clients must bring, or several in quotes [the variable PPSD_API_KEY; else none]", named)
     add(
         "--cors ORIGIN", "whose pages may ask, such as http://localhost:3000; * is all; may be repeated", named, **_MANY
     )
@@ -144,7 +144,7 @@ def serve_options(parser: ArgumentParser) -> None:
     add("--plain-contents", "special tokens in messages are text, so that a user cannot end a turn [they are tokens]")
     add(
         "--memory",
-        "whose earlier answers make new ones faster: those of the same `user`, everybody's, nobody's [own]",
+        "whose earlier answers make new ones faster: those of the same owner, everybody's, nobody's [own]",
         choices=("own", "shared", "off"),
         default="own",
     )

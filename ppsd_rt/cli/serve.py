@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         engine.name = args.model_name or Path(engine.name).name  # clients need not know where it is
         queue = args.queue or default_queue(args.max_body)
         same = {name: getattr(args, name) for name in _SETTINGS}
-        settings = Settings(api_key=key, schedule=schedule, queue=queue, here=here, **same)
+        settings = Settings(api_key=key, host=args.host, schedule=schedule, queue=queue, here=here, **same)
         allow_connections()
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host

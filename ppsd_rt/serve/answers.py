@@ -15,7 +15,6 @@ from ..pipeline.rounds import Drafted, Logprob
 from ..sampling.params import SamplingParams
 from .admission import Slots
 from .errors import ApiError, from_engine
-from .metrics import draft_tokens
 from .replies import FINISH, PredictionDetails, Usage
 from .service import Service
 
@@ -104,7 +103,7 @@ class Answers:
     def usage(self) -> Usage:
         """Each prompt counts once, however many answers it has. While they run: so far."""
         completions = self.completions or [generation.completion for generation in self._generations]
-        drafts = [draft_tokens(completion) for completion in completions]
+        drafts = [self._service.owners.counts(completion) for completion in completions]
         tokens = sum(len(completion.ids) for completion in completions)
         return Usage(
             prompt_tokens=self._prompt_tokens,
@@ -182,11 +181,12 @@ class Answers:
     def _note(self, noted: dict[str, object]) -> None:
         for completion in self.completions:
             self._service.metrics.ended(completion)
-        usage = self.usage()
+        usage, drafts = self.usage(), [completion.statistics for completion in self.completions]
+        accepted = sum(s.accepted + s.copied_accepted for s in drafts)
         noted |= {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
-            "accepted": usage.completion_tokens_details.accepted_prediction_tokens,
-            "rejected": usage.completion_tokens_details.rejected_prediction_tokens,
+            "accepted": accepted,  # of all drafts: the log is the operator's
+            "rejected": sum(s.judged + s.copied_judged + s.dropped for s in drafts) - accepted,
             "finish": ",".join(completion.finish_reason for completion in self.completions),
         }

@@ -11,14 +11,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from .. import __version__
-from ..backend import RunOptions
 from ..errors import PpsdError
 from ..sampling.params import SamplingParams
 from .answers import Answers
 from .chat import Chat, ChatShape, as_chat
 from .completions import CompletionShape
 from .errors import AnyErrorReply, ApiError, answer_bug, answer_error
-from .guard import NOTED, Guard, Observe
+from .guard import KEY, NOTED, Guard, Observe
 from .messages import MessagesRequest, MessagesShape
 from .ollama import add_ollama
 from .page import markdown_response, page_response
@@ -166,8 +165,8 @@ async def _answer(
     params: list[SamplingParams],
     echo: int | None = None,
 ) -> Response:
-    drafts, owner = bool(body.return_tokens and body.stream), service.owner(body.user)
-    options = RunOptions(report_drafts=drafts, owner=owner, kept=body.store is not False)
+    shows_drafts = bool(body.return_tokens and body.stream)
+    options = service.owners.options(request.scope[KEY], body.user, body.store is not False, shows_drafts)
     held_by = "tools" if getattr(body, "tools", None) else "response_format"
     shape.answers = answers = Answers(service, prompts, params, options, echo, held_by)
     noted = request.scope[NOTED]

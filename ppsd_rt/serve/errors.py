@@ -84,7 +84,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
         error = _from_framework(request, error)
     assert isinstance(error, ApiError)
-    return JSONResponse(error.reply_at(request.url.path), error.status_code, error.headers)
+    return JSONResponse(error.reply_at(request.scope["path"]), error.status_code, error.headers)
 
 
 async def answer_bug(request: Request, error: Exception) -> Response:
@@ -94,9 +94,10 @@ async def answer_bug(request: Request, error: Exception) -> Response:
 
 
 def _from_framework(request: Request, error: HTTPException) -> ApiError:
+    path = request.scope["path"]
     said = {
-        404: f"there is no {request.method} {request.url.path}",
-        405: f"{request.url.path} does not take {request.method}",
+        404: f"there is no {request.method} {path}",
+        405: f"{path} does not take {request.method}",
     }
     return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), headers=error.headers)
 

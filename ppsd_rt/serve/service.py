@@ -1,6 +1,5 @@
 """The engine, its limits, and the requests that it works on."""
 
-import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from ..sampling.params import LEAST_TEMPERATURE, SamplingParams
 from .admission import Admission, Slots
 from .errors import ApiError, from_engine
 from .metrics import Metrics
+from .owners import Owners
 from .prompt import ChatPrompt
 from .requests import Generate, ignored
 from .settings import Settings
@@ -39,25 +39,17 @@ class Service:
         self.engine, self.settings = engine, settings
         self.admission = Admission(settings)
         learner = engine.learner
-        self.metrics = Metrics(self.admission, (lambda: learner.days) if learner else dict)
+        self.owners = Owners(settings, learner.kept.secret if learner else secrets.token_bytes(16))
+        days = (lambda: learner.days) if learner and self.owners.tells_counts else dict
+        self.metrics = Metrics(self.admission, self.owners.counts, days)
         self.created = int(settings.now())
         self.context = engine.config.max_position_embeddings
         self._live: set[Callable[[ApiError], None]] = set()
         template = engine.tokenizer.chat_template
         self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
         self._noted: set[tuple[str, str]] = set()
-        self._secret = learner.kept.secret if learner else secrets.token_bytes(16)
         self._compiling, self._judging = CapacityLimiter(16), CapacityLimiter(1)
         self._one = CapacityLimiter(1)  # tokenizers and chat templates: long ones must not hold up the event loop
-
-    def owner(self, user: str | None) -> int | None:
-        """RunOptions.owner of a request. Without a user it is of all requests that have none."""
-        if self.settings.memory == "off":
-            return None
-        if self.settings.memory == "shared" or not user:
-            return 0
-        digest = hashlib.blake2b(user.encode(errors="surrogatepass"), digest_size=8, key=self._secret).digest()
-        return int.from_bytes(digest, "big") | 1
 
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.engine.name):

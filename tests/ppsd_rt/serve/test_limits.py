@@ -10,7 +10,6 @@ from serve_support import HANG, USER, openai, serving
 
 from ppsd_rt import Grammar
 from ppsd_rt.errors import GrammarFailed
-from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.sampling.grammar import TokenMask
 
 
@@ -28,24 +27,6 @@ def test_the_key_guards_all_but_the_page_and_the_health(engine):
             ("x-api-key", "sésame"),
         ):  # the latter: Anthropic's clients
             assert served.http.get("/v1/models", headers={name: value.encode()}).status_code == 200
-
-
-def test_whose_earlier_answers_are_copied_from(engine):
-    def copied(served, user):
-        body = {"prompt": [5, 6, 7], "temperature": 1.5, "seed": 3, "max_tokens": 40, "ignore_eos": True, "user": user}
-        usage = served.http.post("/v1/completions", json=body).json()["usage"]
-        return usage["completion_tokens_details"]["accepted_prediction_tokens"]
-
-    def helped(memory):
-        """-> does the same user's answer help, another's, and that of nobody in particular?"""
-        engine.forget()
-        with serving(engine, schedule=parse_schedule("recycle"), memory=memory) as served:
-            alone, again, other, nobody = (copied(served, user) for user in ("Ann", "Ann", "Bob", None))
-        return tuple(count > alone + 10 for count in (again, other, nobody))
-
-    assert helped("own") == (True, False, False)
-    assert helped("shared") == (True, True, True)
-    assert helped("off") == (False, False, False)
 
 
 def test_sizes(engine):
