@@ -46,6 +46,20 @@ class HeadInfo:
         """Whether last hidden states of verified tokens reach it."""
         return self.kind == "feedback"
 
+    def check_swap(self, used: "HeadInfo | None") -> None:
+        """PpsdError where this head cannot take the place of the one in use between two answers: the layers are cut
+        after that one, and what its drafts cost has been measured."""
+        ours, theirs = (
+            None if one is None else (one.kind, one.exit_layer, one.intermediate_size, one.feedback_rank)
+            for one in (self, used)
+        )
+        if ours != theirs:
+            said = "none" if used is None else f"{used.kind} after layer {used.exit_layer}"
+            raise PpsdError(
+                f"an exit head of kind {self.kind} after layer {self.exit_layer} in the place of {said}: it has other "
+                "sizes than this engine's: give both the same --exit-head"
+            )
+
     def check(self, config: LlamaConfig) -> None:
         if self.kind == NGRAM:
             return

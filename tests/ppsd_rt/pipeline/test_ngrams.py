@@ -1,4 +1,4 @@
-"""The memory of answers by itself: whose tokens are found, what a head knows beforehand, and a clock that goes round."""
+"""The memory of answers by itself: whose tokens are found, what a head knows beforehand, a clock that goes round."""
 
 import numpy as np
 import pytest
