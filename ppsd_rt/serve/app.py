@@ -1,5 +1,6 @@
 """The paths of the server and what stands after each."""
 
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -7,7 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from .. import __version__
@@ -16,7 +17,7 @@ from ..sampling.params import SamplingParams
 from .answers import Answers
 from .chat import Chat, ChatShape, as_chat
 from .completions import CompletionShape
-from .errors import AnyErrorReply, ApiError, answer_bug, answer_error
+from .errors import AnyErrorReply, ApiError, JsonReply, answer_bug, answer_error
 from .guard import KEY, NOTED, Guard, Observe
 from .messages import MessagesRequest, MessagesShape
 from .ollama import add_ollama
@@ -26,6 +27,7 @@ from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, Generat
 from .responses import ResponsesRequest, ResponsesShape, Store
 from .service import Service
 from .shape import EventStream, Shape, unheld_header
+from .strict_requests import StrictRoute
 
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnyErrorReply}, "5XX": {"model": AnyErrorReply}}
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
@@ -55,8 +57,10 @@ def make_paths(service: Service) -> FastAPI:
         version=__version__,
         docs_url=None,  # these pages would load scripts from elsewhere
         redoc_url=None,
+        default_response_class=JsonReply,
         responses=_ERRORS,
     )
+    app.router.route_class = StrictRoute
     for kind in (RequestValidationError, HTTPException, PpsdError):
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(Exception, answer_bug)
@@ -124,7 +128,8 @@ def make_paths(service: Service) -> FastAPI:
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> DetokenizeReply:
         service.check_model(body.model)
-        return DetokenizeReply(prompt=service.engine.tokenizer.decode(body.tokens, skip_special_tokens=False))
+        decode = partial(service.engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return DetokenizeReply(prompt=await service.aside(decode, len(body.tokens)))
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
@@ -140,7 +145,7 @@ def make_paths(service: Service) -> FastAPI:
             running=admission.running,
             acceptance_by_day=service.metrics.by_day(),
         )
-        return JSONResponse(said.model_dump(), 200 if said.status == "ok" else 503)
+        return JsonReply(said.model_dump(), 200 if said.status == "ok" else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -174,18 +179,16 @@ async def _answer(
         return EventStream(answers, shape, noted)
     await answers.run(None, request.receive, noted)
     whole, headers = shape.whole(answers), unheld_header(answers)
-    if isinstance(whole, dict):
-        return JSONResponse({**whole, **shape.unheld()}, headers=headers)
-    if answers.unheld:
-        return JSONResponse({**whole.model_dump(), **shape.unheld()}, headers=headers)
-    return Response(whole.model_dump_json(), media_type="application/json")
+    said = whole if isinstance(whole, dict) else whole.model_dump()
+    return JsonReply({**said, **shape.unheld()}, headers=headers)
 
 
 async def _tokenize(service: Service, body: TokenizeRequest) -> TokenizeReply:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give a prompt, or messages: one of the two", "invalid_value", "prompt")
     if body.prompt is not None:
-        ids = await service.tokenize(body.prompt, body.add_special_tokens is not False)
+        encode = partial(service.engine.tokenizer.encode, add_special_tokens=body.add_special_tokens is not False)
+        ids = await service.aside(partial(encode, body.prompt), len(body.prompt))
     else:
         known = body.model_dump(include=set(ChatRequest.model_fields) & body.model_fields_set, exclude_none=True)
         ids = await Chat(service, as_chat(known)).encode()

@@ -10,44 +10,56 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from ..chat.reader import Blocks, Piece, Reader
+from ..chat.tools import Tools
+from ..errors import UsageError
 from ..generation import Completion
 from ..pipeline.rounds import Logprob
 from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams
 from .answers import Answers
+from .errors import from_engine, refused
 from .logprobs import ChatLogprobs, chat_logprobs
-from .reader import Blocks, Piece, Reader
 from .replies import FINISH, ChatChoice, ChatFinish, ChatMessage, ChatReply, FunctionCall, ToolCall
 from .requests import ChatRequest
 from .service import Service
 from .shape import OpenAIShape, reported
-from .tools import Tools
 
 
 class Chat:
     """What a request asks of the engine."""
 
-    def __init__(self, service: Service, request: ChatRequest) -> None:
-        """ApiError for what is not done here."""
+    def __init__(self, service: Service, request: ChatRequest, raw: str | None = None) -> None:
+        """raw: the prompt, in place of the messages. ApiError for what is not done here."""
         request.refuse()
         service.note(request)
-        self.request, self.tools = request, Tools.of(request)
-        self._service, self._prompt = service, service.prompt
+        self.request, functions = request, [tool.function for tool in request.tools or () if tool.function is not None]
+        try:
+            shown = [one.model_dump(exclude_none=True) for one in functions]
+            self.tools = Tools.of(shown, request.tool_choice, request.parallel_tool_calls)
+        except UsageError as error:
+            raise from_engine(error, {"tool_choice": "tool_choice"}) from error
+        self._service, self._prompt, self._raw = service, service.prompt, raw
         self._inside = False
 
     async def encode(self) -> list[int]:
         """Token ids of the prompt."""
+        if self._raw is not None:
+            return await self._service.encode(self._raw, "prompt")
         request, settings = self.request, self._service.settings
         goes_on = request.continue_final_message or request.add_generation_prompt is False
         goes_on = goes_on or bool(request.messages[-1].prefix)
 
         def made() -> list[int]:
             variables, plain = request.template_variables, settings.plain_contents
-            text = self._prompt.text(request.messages, self.tools, variables, not goes_on, plain)
+            messages = [message.for_prompt() for message in request.messages]
+            text = self._prompt.text(messages, self.tools, variables, not goes_on, plain)
+            self._service.check_length(text)
             self._inside = self._prompt.thinks and text.rstrip().endswith("<think>")
             return self._prompt.ids(text)
 
-        return await self._service.encode(made, "messages")
+        said = sum(len(message.for_prompt()["content"]) for message in request.messages)
+        return await self._service.encode(made, "messages", said)
 
     def params(self) -> list[SamplingParams]:
         """Of each answer; `encode` comes first."""
@@ -127,7 +139,7 @@ class ChatShape(OpenAIShape):
                 key = "content" if piece.kind == "said" else "reasoning_content"
                 delta[key] = delta.get(key, "") + piece.text
         if calls and self._by_functions:  # one at most
-            delta["function_call"] = calls[0]["function"]
+            delta |= {"function_call": calls[0]["function"]} if 0 in calls else {}
         elif calls:
             delta["tool_calls"] = list(calls.values())
         return {"delta": delta}
@@ -159,7 +171,11 @@ def as_chat(body: dict[str, Any]) -> ChatRequest:
     """What a request of another protocol has become. Errors name fields of a chat."""
     given = {name: value for name, value in body.items() if value is not None}
     try:
-        return ChatRequest.model_validate(given)
+        made = ChatRequest.model_validate(given)
     except ValidationError as error:
         found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
         raise RequestValidationError(found, body=given) from None
+    for name, asked in (("n", made.n not in (None, 1)), ("logprobs", made.logprobs)):
+        if asked:
+            raise refused(name, "ask /v1/chat/completions for that")
+    return made

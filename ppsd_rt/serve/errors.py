@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..errors import GrammarFailed, PpsdError, UsageError
 from ..printable import printable, shortened
+from ..strict_json import written
 
 _LONGEST = 1000  # characters of a message
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
@@ -32,6 +33,13 @@ class AnyErrorReply(BaseModel):
     """Ollama's clients get a text."""
 
     error: ErrorBody | str
+
+
+class JsonReply(JSONResponse):
+    """Every reply that is JSON, errors among them."""
+
+    def render(self, content: Any) -> bytes:
+        return written(content).encode()
 
 
 class ApiError(HTTPException):
@@ -84,13 +92,13 @@ async def answer_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
         error = _from_framework(request, error)
     assert isinstance(error, ApiError)
-    return JSONResponse(error.reply_at(request.scope["path"]), error.status_code, error.headers)
+    return JsonReply(error.reply_at(request.scope["path"]), error.status_code, error.headers)
 
 
 async def answer_bug(request: Request, error: Exception) -> Response:
     """The traceback goes to the log, and not to the client."""
     bug = ApiError(500, "the server has failed; its log says more", "internal_error")
-    return JSONResponse(bug.reply().model_dump(), 500)
+    return JsonReply(bug.reply().model_dump(), 500)
 
 
 def _from_framework(request: Request, error: HTTPException) -> ApiError:
@@ -112,7 +120,7 @@ def _from_validation(error: RequestValidationError) -> ApiError:
     if kind == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']} (character {first['loc'][-1]})")
     if not param:
-        return ApiError(400, "the body must be a JSON object, sent as application/json")
+        return ApiError(400, "the body must be a JSON object, sent with the header Content-Type: application/json")
     if kind == "missing":
         return ApiError(400, f"Missing required parameter: '{param}'", "missing_required_parameter", param)
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"

@@ -76,10 +76,10 @@ def _is_ours(given: str, host: str) -> bool:
 
 
 def _as_json(scope: Scope) -> Scope:
-    """Ollama takes a body for JSON whatever its type, as its documentation sends it by curl. Not from another site's
-    page, which could send it without asking for leave then: browsers name their origin."""
+    """A body is JSON whatever its type says, as curl sends it. Not from another site's page, which could send it
+    without asking for leave then: browsers name their origin."""
     headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
-    if not scope["path"].startswith("/api/") or any(name == b"origin" for name, _ in headers):
+    if any(name == b"origin" for name, _ in headers):
         return scope
     return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
 
@@ -123,6 +123,7 @@ class _Body:
 
 NOTED = "ppsd.noted"  # key of the scope: what the log says of the request besides
 _PATHS = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health", "/metrics", "/"}
+_PROBED = {"/health", "/metrics"}  # their lines would fill the log
 _PATHS |= {"/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/detokenize"}
 
 
@@ -150,4 +151,5 @@ class Observe:
             path, seconds = scope["path"] if scope["path"] in _PATHS else "other", clock() - begin
             self._service.metrics.request(path, status, seconds)
             said = {"id": id, "method": scope["method"], "path": path, "status": status, "seconds": round(seconds, 4)}
-            self._service.settings.log("request", **said, **noted)
+            if path not in _PROBED or status != 200:
+                self._service.settings.log("request", **said, **noted)

@@ -7,13 +7,13 @@ from uuid import uuid4
 
 from pydantic import Field
 
+from ..chat.reader import Block, Blocks
 from .answers import Answers, Event
 from .chat import Chat
 from .errors import ApiError, refused
 from .one_answer import OneAnswerShape
-from .reader import Block, Blocks
 from .replies import FINISH, Usage
-from .requests import Json, Lenient, Tokens, Whole
+from .requests import Json, Limit, Numbers, Whole, within
 from .service import Service
 from .shape import event_line
 
@@ -21,7 +21,7 @@ _MOST_STORED = 1000
 _MOST_CHARACTERS = 64 << 20
 
 
-class ResponsesRequest(Lenient):
+class ResponsesRequest(Numbers):
     model: str | None = None
     input: str | Annotated[list[Json], Field(min_length=1)]
     instructions: str | None = None
@@ -29,10 +29,8 @@ class ResponsesRequest(Lenient):
     tools: list[Json] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: Tokens | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    max_output_tokens: Limit | None = None
+    top_logprobs: Annotated[Whole, within("logprobs")] | None = None
     text: Json | None = None
     reasoning: Json | None = None
     stream: bool | None = None
@@ -48,7 +46,7 @@ class ResponsesRequest(Lenient):
 
     def chat(self, before: list[Json]) -> Json:
         """A body for /v1/chat/completions. before: messages of the responses that this one follows."""
-        same = ("temperature", "top_p", "stream", "parallel_tool_calls", "store", "reasoning")
+        same = ("stream", "parallel_tool_calls", "store", "reasoning", *Numbers.model_fields)
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         shown = ("name", "description", "parameters", "strict")
@@ -58,7 +56,7 @@ class ResponsesRequest(Lenient):
             if tool.get("type") == "function"  # of others no model is told
         ]
         form = (self.text or {}).get("format") or {"type": "text"}
-        if form.get("type") == "json_schema":
+        if isinstance(form, dict) and form.get("type") == "json_schema":
             form = {"type": "json_schema", "json_schema": form}
         return {
             **(self.model_extra or {}),

@@ -21,6 +21,7 @@ from .app import make_app
 from .service import Service
 from .settings import Settings
 
+_LOG = logging.getLogger(__name__)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SPARE = 5  # seconds
 _PATIENCE, _SOON, _SELDOM = 1.0, 0.05, 5.0  # seconds until a connection is looked at, once more, and from then on
@@ -122,6 +123,9 @@ class Server(uvicorn.Server):
         admission, log = self._service.admission, self._service.settings.log
         admission.stopping = True
         log("stopping", waiting=admission.waiting, running=admission.running)
+        if count := admission.waiting + admission.running:
+            answers = "1 answer has" if count == 1 else f"{count} answers have"
+            _LOG.info("%s %g s; Ctrl-C again ends it now", answers, self._service.settings.grace)
         ending = asyncio.create_task(self._service.end_after_grace())
         await super().shutdown(sockets)
         ending.cancel()

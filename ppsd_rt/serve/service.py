@@ -5,15 +5,17 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 
 from ..async_generation import AsyncGeneration
 from ..backend import Cancellation, RunOptions
+from ..chat.prompt import ChatPrompt
 from ..engine import Engine
-from ..errors import PpsdError, UsageError
+from ..errors import ContextFull, PpsdError, UsageError
 from ..generation import Prompt
 from ..pipeline.rounds import Logprob
 from ..printable import printable, shortened
@@ -24,11 +26,11 @@ from .admission import Admission, Slots
 from .errors import ApiError, from_engine
 from .metrics import Metrics
 from .owners import Owners
-from .prompt import ChatPrompt
 from .requests import Generate, ignored
 from .settings import Settings
 
 _MOST_NAMES = 1000  # of ignored fields and unheld keywords: clients may invent them
+_LONG = 1 << 16  # characters of a prompt
 _NAMES = {field.name: field.name for field in fields(SamplingParams)}
 
 
@@ -49,21 +51,26 @@ class Service:
         self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
         self._noted: set[tuple[str, str]] = set()
         self._compiling, self._judging = CapacityLimiter(16), CapacityLimiter(1)
-        self._one = CapacityLimiter(1)  # tokenizers and chat templates: long ones must not hold up the event loop
+        # Tokenizers and chat templates take a thread: long ones hold up neither the event loop nor short ones.
+        self._short, self._long = CapacityLimiter(1), CapacityLimiter(1)
 
     def check_model(self, name: str | None) -> None:
-        if name not in (None, self.engine.name):
+        if name is not None and _stem(name) != _stem(self.engine.name):
             message = f"The model '{name}' does not exist; this server has '{self.engine.name}'"
             raise ApiError(404, message, "model_not_found", "model")
 
-    async def encode(self, prompt: Callable[[], Prompt] | Prompt, param: str) -> list[int]:
-        """Token ids of a prompt, or of what a function makes; none too many. All but ids may take long: in a thread."""
+    async def encode(self, prompt: Callable[[], Prompt] | Prompt, param: str, size: int = 0) -> list[int]:
+        """Token ids of a prompt, or of what a function makes of so many characters; none too many."""
 
         def encoded() -> list[int]:
-            return self.engine.encode(prompt() if callable(prompt) else prompt)
+            made = prompt() if callable(prompt) else prompt
+            if isinstance(made, str):
+                self.check_length(made)
+            return self.engine.encode(made)
 
         try:
-            ids = encoded() if isinstance(prompt, list) else await to_thread.run_sync(encoded, limiter=self._one)
+            size = len(prompt) if isinstance(prompt, str) else size
+            ids = encoded() if isinstance(prompt, list) else await self.aside(encoded, size)
         except PpsdError as error:  # not UsageError alone: a chat template that refuses the messages
             code = error.code if isinstance(error, UsageError) else UsageError.code
             raise ApiError(400, str(error), code, param) from error
@@ -73,10 +80,22 @@ class Service:
             raise ApiError(400, message, "context_length_exceeded", param)
         return ids
 
-    async def tokenize(self, text: str, special: bool) -> list[int]:
-        """Token ids of a text of any length. special: with what the tokenizer puts around it."""
-        encode = partial(self.engine.tokenizer.encode, add_special_tokens=special)
-        return await to_thread.run_sync(encode, text, limiter=self._one)
+    def check_length(self, text: str) -> None:
+        """ContextFull for a text that is too long whatever its tokens are: tokenizers may take a minute for it."""
+        if len(text) > self.context * self._longest:
+            least = -(-len(text) // self._longest)
+            name, context = self.engine.name, self.context
+            raise ContextFull(f"the prompt has at least {least} tokens; {name} has a context of {context}; shorten it")
+
+    @cached_property
+    def _longest(self) -> int:
+        """Characters of a token, which it spells at least one by one."""
+        tokenizer = self.engine.tokenizer
+        return max(len(tokenizer.id_to_token(id) or "") for id in range(tokenizer.vocab_size))
+
+    async def aside(self, work: Callable[[], Any], size: int) -> Any:
+        """What it returns, in a thread. size: characters or tokens that it works on."""
+        return await to_thread.run_sync(work, limiter=self._long if size > _LONG else self._short)
 
     def tokenizer_info(self) -> dict[str, Any]:
         """As vLLM's and for lm-eval: the special tokens by name, and the chat template."""
@@ -196,3 +215,8 @@ class Service:
     def end_all(self) -> None:
         for end in list(self._live):
             end(ApiError(503, "the server is stopping", "stopping"))
+
+
+def _stem(name: str) -> str:
+    """A model's file by its whole path, its name, or that without its ending; with the tag of Ollama's clients."""
+    return Path(name.removesuffix(":latest")).name.removesuffix(".gguf")

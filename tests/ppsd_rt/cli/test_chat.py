@@ -92,7 +92,7 @@ def test_settings_change_the_next_answers(converse):
     assert "\n5 tokens, cut by -n | " in "\n" + out  # of /stats
     assert "/set length: 'x' is not a whole number" in err
     assert "/set takes one of temperature, length" in err
-    assert "top_p must be above 0" in err
+    assert "top_p must be from 0 to 1" in err
     assert out.splitlines()[-1].startswith("temperature 0.0 | length 5 | top-k 0 | top-p 1.0")
     _, _, out, err = converse(typed("/set schedule plain", "/set schedule fast", "a", "/stats"))
     assert "schedule plain" in out and " | plain, cpu" in out

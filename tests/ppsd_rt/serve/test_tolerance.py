@@ -181,7 +181,7 @@ def test_the_last_message_may_be_continued(served, engine):
     messages = [*USER, {"role": "assistant", "content": "Because "}]
     body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
     ids = served.http.post("/tokenize", json=body).json()["tokens"]
-    assert engine.tokenizer.decode(ids, skip_special_tokens=False).endswith("<|im_start|>assistant\nBecause")
+    assert engine.tokenizer.decode(ids, skip_special_tokens=False).endswith("<|im_start|>assistant\nBecause ")
     prefix = {"messages": [*USER, {**messages[-1], "prefix": True}]}
     assert served.http.post("/tokenize", json=prefix).json()["tokens"] == ids
     reply = served.post(**body, max_tokens=8, temperature=0).json()["choices"][0]["message"]["content"]

@@ -1,4 +1,4 @@
-"""From the messages of a request to the ids of a prompt."""
+"""From messages and tools to the ids of a prompt."""
 
 import json
 import re
@@ -8,10 +8,10 @@ from typing import Any
 from ..arguments import check_unicode
 from ..errors import UsageError
 from ..models.tokenizer import Tokenizer
-from .requests import Json, Message
-from .tools import MISTRAL, MISTRAL_11, Syntax, Tools, syntax_of
+from .tools import MISTRAL, MISTRAL_11, Json, Syntax, Tools, syntax_of
 
 _CUT = "\ufdd0"  # no character: where a special token in a user's text is cut in two
+_HERE = "\ufdd1 "  # where the last message goes on; without its blank, the template has stripped the message
 
 _EXPLAINED = """You may call functions. These are their signatures, inside <tools></tools>:
 <tools>
@@ -34,9 +34,10 @@ class ChatPrompt:
         self.syntax: Syntax = syntax_of(source)
 
     def text(
-        self, messages: Sequence[Message], tools: Tools, variables: Json, generation_prompt: bool, plain: bool = False
+        self, messages: Sequence[Json], tools: Tools, variables: Json, generation_prompt: bool, plain: bool = False
     ) -> str:
-        """generation_prompt: false to go on with the last message. plain: special tokens in contents are cut.
+        """messages: with role, content (a text), name, reasoning_content, tool_call_id, tool_calls: what there is.
+        generation_prompt: false to go on with the last message. plain: special tokens in contents are cut.
 
         PpsdError where there is no template, or one that refuses; UsageError for text that is no Unicode.
         """
@@ -49,37 +50,37 @@ class ChatPrompt:
             check_unicode(message["content"], f"messages[{number}]")
             if plain:
                 message["content"] = self._cut(message["content"])
+        goes_on = not generation_prompt and chat[-1]["role"] == "assistant"
+        if goes_on:
+            chat[-1]["content"] += _HERE
         if not self._knows_tools:
             chat = _explained(chat, shown)
         given = {"tools": shown, **({"xml_tools": shown} if self._xml_tools else {}), **variables}
         text = template.render(chat, add_generation_prompt=generation_prompt, template_variables=given)
-        if generation_prompt or messages[-1].role != "assistant":
+        if not goes_on:
             return text
-        last = chat[-1]["content"].strip()
-        place = text.rfind(last)
-        if place < 0:
+        before, found, after = text.rpartition(_HERE.rstrip())
+        if not found:
             raise UsageError("the chat template changes the last message: it cannot be continued")
-        return text[: place + len(last)]
+        return before if after.startswith(" ") else before.rstrip()
 
     def ids(self, text: str) -> list[int]:
         return [id for part in text.split(_CUT) for id in self._tokenizer.encode(part, add_special_tokens=False)]
 
-    def _message(self, message: Message) -> Json:
-        role = "system" if message.role == "developer" else message.role
-        id = message.tool_call_id
+    def _message(self, message: Json) -> Json:
+        role, id = message["role"], message.get("tool_call_id")
         calls = [
             {
-                "id": self._id(call.id or ""),
+                "id": self._id(call.get("id") or ""),
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": _object(call.function.arguments)},
+                "function": {"name": call["function"]["name"], "arguments": _object(call["function"].get("arguments"))},
             }
-            for call in message.tool_calls or ()
+            for call in message.get("tool_calls") or ()
         ]
         made = {
-            "role": role,
-            "content": message.text,
-            "name": message.name,
-            "reasoning_content": message.reasoning_content,
+            **message,
+            "role": "system" if role == "developer" else role,
+            "content": message.get("content") or "",
             "tool_call_id": None if id is None else self._id(id),
             "tool_calls": calls or None,
         }
@@ -111,7 +112,7 @@ def _explained(chat: list[Json], tools: list[Json] | None) -> list[Json]:
     """For a template that knows no tools: all as text, in Hermes' syntax."""
     made: list[Json] = []
     for message in chat:
-        content = message["content"]
+        content, called = message["content"], "tool_calls" in message
         for call in message.pop("tool_calls", ()):
             written = json.dumps(call["function"], ensure_ascii=False)
             content += f"\n<tool_call>\n{written}\n</tool_call>"
@@ -121,7 +122,7 @@ def _explained(chat: list[Json], tools: list[Json] | None) -> list[Json]:
                 made[-1] |= {"content": f"{made[-1]['content']}\n{content}", "answered": True}
                 continue
             message = {"role": "user", "answered": True}
-        made.append({**message, "content": content.strip() if message["role"] == "assistant" else content})
+        made.append({**message, "content": content.removeprefix("\n") if called else content})
     if tools:
         text = _EXPLAINED.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if made[0]["role"] == "system":
