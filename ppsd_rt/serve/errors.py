@@ -15,6 +15,7 @@ from ..printable import printable, shortened
 from ..strict_json import written
 
 _LONGEST = 1000  # characters of a message
+_MOST_ERRORS = 100  # of a request that are looked at
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 
 
@@ -112,7 +113,7 @@ def _from_framework(request: Request, error: HTTPException) -> ApiError:
 
 def _from_validation(error: RequestValidationError) -> ApiError:
     """Of the field that comes first. A union has errors of each branch: the one whose type was right says most."""
-    errors = error.errors()
+    errors = error.errors()[:_MOST_ERRORS]
     path = _path(errors[0], error.body)
     same = [one for one in errors if _path(one, error.body).startswith(path)]
     first = max(same, key=lambda one: (not one["type"].endswith("_type"), len(_path(one, error.body))))

@@ -87,6 +87,12 @@ class Service:
             name, context = self.engine.name, self.context
             raise ContextFull(f"the prompt has at least {least} tokens; {name} has a context of {context}; shorten it")
 
+    def check_count(self, count: int) -> None:
+        """ApiError for more tokens than a context holds."""
+        if count > self.context:
+            message = f"there are {count} ids; {self.engine.name} has a context of {self.context}"
+            raise ApiError(400, message, "context_length_exceeded", "tokens")
+
     @cached_property
     def _longest(self) -> int:
         """Characters of a token, which it spells at least one by one."""

@@ -116,7 +116,7 @@ def test_rounds_that_come_together_have_one_chunk(served, engine):
     with engine.generate(USER, SamplingParams(max_tokens=24), SCHEDULE, options) as generation:
         events = list(generation.events())
     rounds = [event for event in events if isinstance(event, Committed)]
-    answers = Answers(served.service, [engine.encode(USER)], [SamplingParams()], options)
+    answers = Answers(served.service, lambda: pytest.fail("nothing is begun"), 1, options)
 
     def made():
         shape = ChatShape(served.service, Chat(served.service, request))
