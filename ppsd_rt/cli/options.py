@@ -252,6 +252,7 @@ def learn_options(parser: ArgumentParser) -> None:
     option(one, "--back", "use the head before, also in a server that runs")
     option(one, "--forget", "delete all that was kept and learned")
     option(one, "--background PID", SUPPRESS, whole)  # of whom it ends with
+    option(parser, "--yes", "do not ask before all is deleted")
     option(parser, "--threads N", "CPU threads [all cores]", whole)
 
 

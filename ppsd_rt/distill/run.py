@@ -399,7 +399,9 @@ def _claim(path: Path, wanted: dict[str, Any], at_least: str = "") -> bool:
         return False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(wanted, indent=1) + "\n")
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(wanted, indent=1) + "\n")
+        unfinished.replace(path)
     except OSError as error:
         raise PpsdError(f"cannot write to the folder {path.parent}: {error.strerror}") from None
     return True
