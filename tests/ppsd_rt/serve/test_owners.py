@@ -4,7 +4,9 @@ import json
 
 import pytest
 from serve_support import serving
+from support import tiny_model, write_model
 
+from ppsd_rt import Engine
 from ppsd_rt.pipeline.schedule import parse_schedule
 
 SCHEDULE = parse_schedule("eesd:length=3,stop_rule=fixed,recycle=on")
@@ -110,17 +112,17 @@ def test_whose_earlier_answers_are_copied_from(engine):
 
 
 @pytest.mark.parametrize(("before", "after"), [("shared", "own"), ("own", "shared")])
-def test_what_was_kept_in_one_memory_is_not_found_in_another(engine, before, after):
-    """As of a server that is started again, whose learner recalls what it has kept."""
-    engine.forget()
+def test_what_was_kept_in_one_memory_is_not_found_in_another(tmp_path, before, after):
+    folder, kept, counts = write_model(tmp_path / "model", tiny_model(3)), tmp_path / "kept", []
     body = {"prompt": [5, 6, 7], "temperature": 1.5, "seed": 3, "max_tokens": 40, "ignore_eos": True}
-    counts = []
-    for memory in (before, after, after):
-        with serving(engine, schedule=parse_schedule("recycle"), memory=memory) as served:
-            served.service.owners._secret = bytes(16)  # which learners keep
+    for memory in (before, after, before, after):
+        with (
+            Engine.from_pretrained(folder, dtype="float32", threads=1, exit_head="none", learn=kept) as engine,
+            serving(engine, schedule=parse_schedule("recycle"), memory=memory) as served,
+        ):
             ask(served, body)
             counts.append(served.answered()["accepted"])
-    assert counts[1] < counts[2] - 10 and counts[1] < counts[0] + 10
+    assert counts[1] < counts[0] + 10 < counts[2] and counts[0] + 10 < counts[3], "each finds its own again"
 
 
 def test_a_key_is_asked_for_by_the_path_that_is_routed(engine):
