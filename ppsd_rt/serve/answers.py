@@ -82,7 +82,7 @@ class Answers:
                 for generation in self._generations:
                     generation.cancel()
                 self.completions = [generation.completion for generation in self._generations]
-                if self._generations:
+                if self._wanted:
                     self._note(noted)
         if self._ended is not None:
             raise self._ended
