@@ -66,7 +66,8 @@ def model_options(parser: ArgumentParser) -> None:
         _stages,
         default=1,
     )
-    add = group(parser, "ranks (torchrun --nproc-per-node N -m ppsd_rt ...)")
+    add = group(parser, "ranks (over several hosts: torchrun ... -m ppsd_rt ...)")
+    add("--ranks N", "share the layers out among N processes of this host", whole)
     add("--rank-timeout S", "a rank silent so long is lost", number, default=20.0)
     add("--link-ms T", "delay every message, to try it out [0]", number, default=0.0)
 

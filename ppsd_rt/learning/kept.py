@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from ..errors import PpsdError, UsageError
 from ..models.files import one_line, parse_json
+from . import old_log
 
 MOST_BYTES = 64 << 20  # of all answers: some 16 million ids
 PARTS = 16  # the oldest of so many goes at a time
@@ -333,8 +334,6 @@ def _write_anew(folder: Path, records: Iterable[Record], days: dict[str, list[in
 
 def take_over(folder: Path) -> None:
     """A new file where there is none, with what an earlier version has kept there. Raises OSError, sqlite3.Error."""
-    from . import old_log
-
     if (folder / _NAME).exists():
         return
     days: dict[str, list[int]] = {}
@@ -342,6 +341,6 @@ def take_over(folder: Path) -> None:
         found = parse_json((folder / "days.json").read_text())
         days = {str(date): [int(judged), int(accepted)] for date, (judged, accepted) in found.items()}
     old = old_log.files(folder)
-    _write_anew(folder, (record for path in old for record in old_log.read(path)), days)
+    _write_anew(folder, (Record(*record, None) for path in old for record in old_log.read(path)), days)
     for path in (*old, folder / "days.json"):
         path.unlink(missing_ok=True)

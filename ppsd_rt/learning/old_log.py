@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from .kept import Record
+Old = tuple[npt.NDArray[np.int32], int, bool, int]  # ids, of which so many were asked; free; day
 
 _HEAD = struct.Struct("<IIIIIQ")
 
@@ -21,7 +22,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("answers-*.bin"))
 
 
-def read(path: Path) -> Iterator[Record]:
+def read(path: Path) -> Iterator[Old]:
     """Up to where it is damaged. They are nobody's: owner 0 was everybody with --memory shared. Raises OSError."""
     data, place = path.read_bytes(), 0
     while place + _HEAD.size <= len(data):
@@ -29,5 +30,5 @@ def read(path: Path) -> Iterator[Record]:
         end = place + _HEAD.size + 4 * length
         if end > len(data) or zlib.crc32(data[place + 4 : end]) != checksum:
             return
-        yield Record(np.frombuffer(data, "<i4", length, place + _HEAD.size), answer, bool(flags & 1), day, None)
+        yield np.frombuffer(data, "<i4", length, place + _HEAD.size), answer, bool(flags & 1), day
         place = end

@@ -6,11 +6,10 @@ from typing import Any
 from support import TEMPLATE, VOCAB, tiny_config
 
 from ppsd_rt.ranks.control import Kind
-from ppsd_rt.ranks.handshake import pack
 
 from .mutations import PIPE, SPECIAL
 from .place import CORPUS, SHAPE, moments
-from .rank_targets import FACTS, control_message, wire_message
+from .rank_targets import FACTS, control_message, pack, wire_message
 
 HUGE = 10**400
 
@@ -53,7 +52,7 @@ KNOWN: dict[str, list[Any]] = {
         ],
     ],
     "control": [control_message(Kind.FAIL, 0, text) for text in ("", "rank 1\n\x1b[31m")],
-    "handshake": [pack({**FACTS, "error": "no such\nmodel \x1b[31m"})],
+    "handshake": [pack({**FACTS, "model": "no such\nmodel \x1b[31m"})],
     "config": [
         _config(num_hidden_layers=10_000_000),
         _config(model_type=["llama"]),
