@@ -1,4 +1,4 @@
-"""The engine: a model, its exit head and a backend, and `generate`."""
+"""The engine: a model, its exit head and a backend, and `chat` and `generate`."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +12,9 @@ from .arguments import check_unicode, whole_number
 from .async_generation import AsyncGeneration
 from .backend import Backend, RunOptions
 from .backends import check_machine, make_backend
+from .chat.prompt import ChatPrompt
+from .chat.reader import message_of
+from .chat.tools import Tools, functions_of
 from .errors import ContextFull, PpsdError, UsageError
 from .find_head import find_head
 from .forks import hears_of_forks
@@ -35,6 +38,9 @@ from .stages import Stages
 if TYPE_CHECKING:
     from .learning.learner import Learner
 
+# Whose messages these are; over HTTP there are no others. A template may have more, which it names.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
 
 def with_end(config: LlamaConfig, tokenizer: Tokenizer) -> LlamaConfig:
     """With the tokenizer's end-of-sequence id, where the files of the model name none."""
@@ -44,7 +50,7 @@ def with_end(config: LlamaConfig, tokenizer: Tokenizer) -> LlamaConfig:
 
 
 class Engine:
-    """`Engine.from_pretrained("smollm2-135m").generate("Once upon a time").run().text`"""
+    """`Engine.from_pretrained("smollm2-135m").chat("Why is the sky blue?").run().text`"""
 
     def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer, backend: Backend, name: str) -> None:
         self.checkpoint, self.tokenizer, self.backend, self.name = checkpoint, tokenizer, backend, name
@@ -228,10 +234,52 @@ class Engine:
         template = self.tokenizer.chat_template
         if template is None:
             raise PpsdError(f"{self.name} has no chat template; give it plain text (--raw)")
+        self._check_roles(messages)
         text = template.render(messages, template_variables=variables)
         for number, message in enumerate(messages, 1):
             check_unicode(message.get("content") or "", f"message {number}")
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _check_roles(self, messages: list[Any]) -> None:
+        """UsageError for a role that there is not."""
+        template = self.tokenizer.chat_template
+        for number, message in enumerate(messages, 1):
+            role = message.get("role") if isinstance(message, Mapping) else None
+            if isinstance(role, str) and role not in ROLES and role not in (template.source if template else ""):
+                raise UsageError(f"message {number} has the role {quoted(role)}, and not one of {', '.join(ROLES)}")
+
+    def chat(
+        self,
+        messages: str | Iterable[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        schedule: Schedule | Auto | str = AUTO,
+        options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
+        template_variables: Mapping[str, Any] | None = None,
+        tools: Iterable[Any] = (),
+        tool_choice: str | Mapping[str, Any] | None = None,
+    ) -> Generation:
+        """Start an answer to a question (a text), or to the last message of a conversation, by the chat template.
+
+        tools: in OpenAI's form, or pydantic classes; tool_choice: as OpenAI's. Calls are in `Completion.message`, as
+        the server reads them. The rest is as of `generate`, template_variables as of `encode`. Raises what they raise.
+        """
+        given: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        said = list(given) if isinstance(given, Iterable) else [given]
+        if not said or not all(isinstance(one, Mapping) for one in said):
+            raise UsageError("chat takes a text or a list of messages; generate takes ids, too")
+        prompt, offered = ChatPrompt(self.tokenizer), Tools.of(functions_of(tools), tool_choice)
+        self._check_roles(said)
+        text = prompt.text(said, offered, dict(template_variables or {}), True)
+        inside = prompt.inside(text)
+        params = prompt.held(params or SamplingParams(), offered, inside)
+        answer = self.generate(prompt.ids(text), params, schedule, options)
+
+        def read(text: str) -> Mapping[str, Any]:
+            reader = prompt.reader(offered, inside)
+            return message_of([*reader.push(text), *reader.end()])
+
+        answer.read = read
+        return answer
 
     def generate(
         self,
@@ -240,7 +288,9 @@ class Engine:
         schedule: Schedule | Auto | str = AUTO,
         options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
     ) -> Generation:
-        """Start an answer: iterate over the result for its tokens, or `.run()` it to the end.
+        """Start an answer that goes on from a raw text, which gets no chat template (`chat` gives it one), or from ids.
+
+        Messages get the template here too. Iterate over the result for its tokens, or `.run()` it to the end.
 
         schedule: a text as for `--schedule`. `auto` measures this machine and, where drafts do not pay, decodes
         plainly. With a penalty (repetition, presence, frequency) or a grammar no siblings are verified.
@@ -285,6 +335,8 @@ class Engine:
         with self._swapping:
             answer = Generation(self.backend, self.config, self.tokenizer, ids, params, schedule, options, self.learner)
             self._answers.add(answer)
+        if isinstance(prompt, str) and self.tokenizer.chat_template is not None:
+            answer.lacks_template = self.name
         return answer
 
     def generate_many(

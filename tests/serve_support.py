@@ -26,6 +26,20 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
+# Calls, as far as they go, and some that no strict reader takes.
+OPEN, SHUT = "<tool_call>", "</tool_call>"
+BRIEF = '{"name": "weather", "arguments": '
+UNREADABLE = [
+    f"{OPEN}{BRIEF}{value}}}{SHUT}"
+    for value in (
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 1e999}',
+        '{"a": "\\ud83d"}',
+        "[1]",
+        '{"a": ' * 999 + "1" + "}" * 999,
+    )
+] + [f'{OPEN}{{"name": "{name}", "arguments": {{}}}}{SHUT}' for name in ("\\ud83d", "a b", "")]
 HANG = 120  # seconds: a guard, no test waits for it to pass
 
 

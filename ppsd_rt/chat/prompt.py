@@ -3,11 +3,15 @@
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..arguments import check_unicode
 from ..errors import UsageError
 from ..models.tokenizer import Tokenizer
+from ..sampling.grammar import Grammar
+from ..sampling.params import SamplingParams
+from .reader import Reader
 from .tools import MISTRAL, MISTRAL_11, Json, Syntax, Tools, syntax_of
 
 _CUT = "\ufdd0"  # no character: where a special token in a user's text is cut in two
@@ -26,8 +30,8 @@ To call one, write a JSON object with its name and arguments inside <tool_call><
 class ChatPrompt:
     """What the chat template makes of a request, with or without tools."""
 
-    def __init__(self, tokenizer: Tokenizer, source: str) -> None:
-        """source: of the chat template; empty where there is none, which `text` says."""
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        source = tokenizer.chat_template.source if tokenizer.chat_template else ""  # none: `text` says so
         self._tokenizer, self._knows_tools = tokenizer, re.search(r"\btools\b", source) is not None
         self._xml_tools = "xml_tools" in source
         self.thinks = "</think>" in source
@@ -45,7 +49,7 @@ class ChatPrompt:
         if template is None:
             raise UsageError("this model has no chat template: ask /v1/completions")
         shown = tools.for_template()
-        chat = [self._message(message) for message in messages]
+        chat = [self._message(message, f"messages[{number}]") for number, message in enumerate(messages)]
         for number, message in enumerate(chat):
             check_unicode(message["content"], f"messages[{number}]")
             if plain:
@@ -67,16 +71,44 @@ class ChatPrompt:
     def ids(self, text: str) -> list[int]:
         return [id for part in text.split(_CUT) for id in self._tokenizer.encode(part, add_special_tokens=False)]
 
-    def _message(self, message: Json) -> Json:
-        role, id = message["role"], message.get("tool_call_id")
-        calls = [
-            {
-                "id": self._id(call.get("id") or ""),
-                "type": "function",
-                "function": {"name": call["function"]["name"], "arguments": _object(call["function"].get("arguments"))},
-            }
-            for call in message.get("tool_calls") or ()
-        ]
+    def held(self, params: SamplingParams, tools: Tools, inside: bool) -> SamplingParams:
+        """With the grammar that calls keep to, and with special tokens in the text where these show calls."""
+        given = params.grammar
+        schema = given.schema() if given is not None and given.kind == "json_schema" else None
+        lark = tools.grammar(self.syntax, self._tokenizer, inside, schema)
+        marks = map(self._tokenizer.token_to_id, self.syntax.marks)
+        shows = bool(tools.functions) and any(mark in self._tokenizer.special_ids for mark in marks)
+        params = replace(params, grammar=Grammar.lark(lark)) if lark else params
+        return replace(params, skip_special_tokens=False) if shows else params
+
+    def reader(self, tools: Tools, inside: bool) -> Reader:
+        """inside: the prompt has ended with `<think>`, as `inside` says."""
+        return Reader(self.syntax if tools.functions else None, tools.names, self.thinks, inside, tools.most == 1)
+
+    def inside(self, text: str) -> bool:
+        """Has this prompt begun what the model thinks?"""
+        return self.thinks and text.rstrip().endswith("<think>")
+
+    def _message(self, message: Json, where: str) -> Json:
+        role, id = message.get("role"), message.get("tool_call_id")
+        if not isinstance(role, str) or not isinstance(message.get("content", ""), str | None):
+            raise UsageError(f"{where} must have a role and a content, which are texts")
+        if "content" not in message and not message.get("tool_calls"):
+            raise UsageError(f"{where} has no content")
+        try:
+            calls = [
+                {
+                    "id": self._id(call.get("id") or ""),
+                    "type": "function",
+                    "function": {
+                        "name": call["function"]["name"],
+                        "arguments": _object(call["function"].get("arguments")),
+                    },
+                }
+                for call in message.get("tool_calls") or ()
+            ]
+        except (AttributeError, KeyError, TypeError):
+            raise UsageError(f"{where}.tool_calls must be calls as OpenAI writes them") from None
         made = {
             **message,
             "role": "system" if role == "developer" else role,

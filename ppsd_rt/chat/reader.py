@@ -13,9 +13,8 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from ..strict_json import fault
-from .tools import FENCE, LLAMA, MISTRAL_11, Syntax
+from .tools import FENCE, LLAMA, MISTRAL_11, NAME, Json, Syntax
 
-NAME = "^[a-zA-Z0-9_.:/-]{1,128}$"
 _MOST_NAME = 200  # characters that may stand between a mark and a brace
 _SPARE = " \n\t\r,;]}"  # after calls, and what a model writes too many of
 _OPENS = re.compile(r"\s*(?:```)?\s*(?:json|xml)?\s*")  # before a call, and what may become that
@@ -39,15 +38,17 @@ class Piece:
 class Reader:
     """Of one answer. Pieces come as early as they are certain."""
 
-    def __init__(self, syntax: Syntax | None, names: frozenset[str], thinks: bool, inside: bool) -> None:
+    def __init__(
+        self, syntax: Syntax | None, names: frozenset[str], thinks: bool, inside: bool, one: bool = False
+    ) -> None:
         """syntax: None where no calls are looked for. names: of the tools. thinks: look for `<think>`; inside: the
-        prompt has ended with it."""
+        prompt has ended with it. one: calls after the first do not count."""
         self._syntax, self._names, self._rest = syntax or Syntax(""), names, ""
         self._state = self._thinking if inside else self._beginning if thinks else self._saying
         self._begun, self._trim = False, inside
         self._mark = ""  # with which calls begin, and the blanks before it
         self._scan, self._closes, self._last = _Scan(()), list[str](), ("", "")
-        self.calls = 0
+        self.calls, self._one = 0, one
 
     def push(self, text: str) -> list[Piece]:
         self._rest += text
@@ -196,7 +197,7 @@ class Reader:
 
     def _call(self, name: str, arguments: str) -> list[Piece]:
         """Nothing where it is the call before it once more."""
-        if (name, arguments) == self._last:
+        if (name, arguments) == self._last or (self._one and self.calls):
             return []
         self.calls, self._last = self.calls + 1, (name, arguments)
         letters = uuid4().hex
@@ -330,3 +331,18 @@ class Blocks:
         if self._open:
             self._open = False
             yield "end", self.all[-1], ""
+
+
+def message_of(pieces: Iterable[Piece]) -> Json:
+    """An answer as a message: role, content, and reasoning_content and tool_calls where there are any."""
+    blocks = Blocks()
+    for _ in blocks.add(pieces, last=True):
+        pass
+    said, thought = ("".join(one.text for one in blocks.all if one.kind == kind) for kind in ("said", "thought"))
+    calls = [
+        {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.text}}
+        for one in blocks.all
+        if one.kind == "call"
+    ]
+    made = {"role": "assistant", "content": said if said or not calls else None}
+    return made | ({"reasoning_content": thought} if thought else {}) | ({"tool_calls": calls} if calls else {})

@@ -7,17 +7,19 @@ the parser is our own (reader.py).
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
 from ..models.tokenizer import Tokenizer
 from ..printable import quoted
+from ..sampling.grammar import schema_of
 from ..sampling.json_schema import OPTIONS
 
 Json = dict[str, Any]
 
+NAME = "^[a-zA-Z0-9_.:/-]{1,128}$"  # of a function
 _MOST_CALLS = 16  # of one answer that has to make some
 # Tokens of their own, in some models.
 _MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>")
@@ -61,6 +63,24 @@ def syntax_of(template: str) -> Syntax:
     if "<tool_call>" not in template and ("<|python_tag|>" in template or '"parameters": ' in template):
         return LLAMA
     return HERMES
+
+
+def functions_of(tools: Iterable[Any]) -> list[Json]:
+    """name, description, parameters, strict: of tools in OpenAI's form, of what these have under `function`, or of
+    pydantic classes, which may be the parameters alone, too. UsageError for what is none."""
+    made = []
+    for number, tool in enumerate(tools):
+        if isinstance(tool, type):
+            tool = {"name": tool.__name__, "description": tool.__doc__, "parameters": tool}
+        one = tool.get("function", tool) if isinstance(tool, Mapping) else tool
+        name = one.get("name") if isinstance(one, Mapping) else None
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            raise UsageError(f"tools[{number}] must be a function with a name of letters, not {quoted(tool)}")
+        one = {**one, "parameters": schema_of(one.get("parameters"))}
+        if not isinstance(one["parameters"], Mapping | None):
+            raise UsageError(f"tools[{number}]: parameters must be a schema, not {quoted(one['parameters'])}")
+        made.append({key: value for key, value in one.items() if value is not None})
+    return made
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,11 @@ _MEMBERS = 64  # of an object or an array
 _CHARACTERS = 1000  # of a string
 
 
+def schema_of(given: Any) -> Any:
+    """A pydantic class as its schema; others as they are."""
+    return given.model_json_schema() if isinstance(given, type) and hasattr(given, "model_json_schema") else given
+
+
 @dataclass(frozen=True)
 class Grammar:
     """What an answer's text must be; made by `json`, `json_schema`, `regex` or `lark`.
@@ -63,13 +68,14 @@ class Grammar:
 
     @classmethod
     def json_schema(
-        cls, schema: Mapping[str, Any] | bool | str, *, strict: bool = True, bounded: bool = True
+        cls, schema: Mapping[str, Any] | bool | str | type, *, strict: bool = True, bounded: bool = True
     ) -> "Grammar":
-        """JSON by a schema: a dict, or its JSON.
+        """JSON by a schema: a dict, its JSON, or a pydantic class.
 
         strict: a keyword that cannot be held is an error; else it is left out, and `Engine.unheld` tells it. bounded:
         numbers and white space have an end where the schema gives them none.
         """
+        schema = schema_of(schema)
         if isinstance(schema, str):
             if strict and bounded:
                 return cls("json_schema", schema)

@@ -10,17 +10,16 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from ..chat.reader import Blocks, Piece, Reader
+from ..chat.reader import Piece, Reader, message_of
 from ..chat.tools import Tools
 from ..errors import UsageError
 from ..generation import Completion
 from ..pipeline.rounds import Logprob
-from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams
 from .answers import Answers
 from .errors import from_engine, refused
 from .logprobs import ChatLogprobs, chat_logprobs
-from .replies import FINISH, ChatChoice, ChatFinish, ChatMessage, ChatReply, FunctionCall, ToolCall
+from .replies import FINISH, ChatChoice, ChatFinish, ChatMessage, ChatReply
 from .requests import ChatRequest
 from .service import Service
 from .shape import OpenAIShape, reported
@@ -33,10 +32,10 @@ class Chat:
         """raw: the prompt, in place of the messages. ApiError for what is not done here."""
         request.refuse()
         service.note(request)
-        self.request, functions = request, [tool.function for tool in request.tools or () if tool.function is not None]
+        shown = [tool.function for tool in request.tools or () if tool.function is not None]
+        self.request, functions = request, [one.model_dump(exclude_none=True) for one in shown]
         try:
-            shown = [one.model_dump(exclude_none=True) for one in functions]
-            self.tools = Tools.of(shown, request.tool_choice, request.parallel_tool_calls)
+            self.tools = Tools.of(functions, request.tool_choice, request.parallel_tool_calls)
         except UsageError as error:
             raise from_engine(error, {"tool_choice": "tool_choice"}) from error
         self._service, self._prompt, self._raw = service, service.prompt, raw
@@ -50,33 +49,24 @@ class Chat:
         goes_on = request.continue_final_message or request.add_generation_prompt is False
         goes_on = goes_on or bool(request.messages[-1].prefix)
 
+        variables, messages = request.template_variables, [message.for_prompt() for message in request.messages]
+
         def made() -> list[int]:
-            variables, plain = request.template_variables, settings.plain_contents
-            messages = [message.for_prompt() for message in request.messages]
-            text = self._prompt.text(messages, self.tools, variables, not goes_on, plain)
+            text = self._prompt.text(messages, self.tools, variables, not goes_on, settings.plain_contents)
             self._service.check_length(text)
-            self._inside = self._prompt.thinks and text.rstrip().endswith("<think>")
+            self._inside = self._prompt.inside(text)
             return self._prompt.ids(text)
 
-        said = sum(len(message.for_prompt()["content"]) for message in request.messages)
-        return await self._service.encode(made, "messages", said)
+        return await self._service.encode(made, "messages", len(repr((messages, self.tools, variables))))
 
     def params(self) -> list[SamplingParams]:
         """Of each answer; `encode` comes first."""
-        request, service, tools = self.request, self._service, self.tools
-        tokenizer, syntax = service.engine.tokenizer, self._prompt.syntax
-        grammar, schema = service.grammar(request), None
-        if grammar is not None and grammar.kind == "json_schema":
-            schema = grammar.schema()
-        if lark := tools.grammar(syntax, tokenizer, self._inside, schema):
-            grammar = Grammar.lark(lark)
-        shows = bool(tools.functions) and any(tokenizer.token_to_id(m) in tokenizer.special_ids for m in syntax.marks)
-        names = {"max_tokens": "max_completion_tokens" if request.max_completion_tokens else "max_tokens"}
-        return service.params(request, names, grammar, shows)
+        names = {"max_tokens": "max_completion_tokens" if self.request.max_completion_tokens else "max_tokens"}
+        params = self._service.params(self.request, names, self._service.grammar(self.request))
+        return [self._prompt.held(one, self.tools, self._inside) for one in params]
 
     def reader(self) -> Reader:
-        syntax = self._prompt.syntax if self.tools.functions else None
-        return Reader(syntax, self.tools.names, self._prompt.thinks, self._inside)
+        return self._prompt.reader(self.tools, self._inside)
 
     def read(self, completion: Completion) -> list[Piece]:
         """All of an answer."""
@@ -102,7 +92,7 @@ class ChatShape(OpenAIShape):
         return ChatReply(id=self.id, created=self._created, model=self._model, choices=choices, usage=answers.usage())
 
     def _choice(self, index: int, completion: Completion) -> ChatChoice:
-        message = message_of(self._chat.read(completion))
+        message = ChatMessage(**message_of(self._chat.read(completion)))
         finish = self._finish(completion, len(message.tool_calls or ()))
         if message.tool_calls and self._by_functions:
             message.function_call, message.tool_calls = message.tool_calls[0].function, None
@@ -139,7 +129,7 @@ class ChatShape(OpenAIShape):
                 key = "content" if piece.kind == "said" else "reasoning_content"
                 delta[key] = delta.get(key, "") + piece.text
         if calls and self._by_functions:  # one at most
-            delta |= {"function_call": calls[0]["function"]} if 0 in calls else {}
+            delta["function_call"] = calls[0]["function"]
         elif calls:
             delta["tool_calls"] = list(calls.values())
         return {"delta": delta}
@@ -151,20 +141,6 @@ class ChatShape(OpenAIShape):
 
     def logprobs(self, index: int, chosen: Sequence[tuple[int, Logprob]]) -> ChatLogprobs:
         return chat_logprobs(self._tokenizer, chosen)
-
-
-def message_of(pieces: Sequence[Piece]) -> ChatMessage:
-    blocks = Blocks()
-    for _ in blocks.add(pieces, last=True):
-        pass
-    said, thought = ("".join(one.text for one in blocks.all if one.kind == kind) for kind in ("said", "thought"))
-    calls = [
-        ToolCall(id=one.id, function=FunctionCall(name=one.name, arguments=one.text))
-        for one in blocks.all
-        if one.kind == "call"
-    ]
-    content = said if said or not calls else None
-    return ChatMessage(content=content, reasoning_content=thought or None, tool_calls=calls or None)
 
 
 def as_chat(body: dict[str, Any]) -> ChatRequest:

@@ -60,7 +60,7 @@ class MessagesRequest(Numbers):
             "user": (self.metadata or {}).get("user_id"),
             "max_tokens": self.max_tokens,
             "tools": tools or None,
-            "tool_choice": kind if tools else None,
+            "tool_choice": kind,
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "stop": self.stop_sequences or None,
             "response_format": self.output_format or (self.output_config or {}).get("format"),
@@ -82,7 +82,7 @@ def _messages(message: AnthropicMessage, number: int) -> list[Json]:
             function = {"name": block.get("name"), "arguments": block.get("input") or {}}
             calls.append({"id": block.get("id"), "function": function})
         elif kind == "thinking":
-            thoughts.append(block.get("thinking") or "")
+            thoughts.append(_text([{"type": "text", "text": block.get("thinking")}], where))
         elif kind != "redacted_thinking":
             texts.append(_text([block], where))
     made: Json = {"role": message.role, "content": "".join(texts), "tool_calls": calls or None}

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .. import __version__
-from ..chat.reader import Piece
+from ..chat.reader import Piece, message_of
 from ..strict_json import written
 from .answers import Answers, Event
-from .chat import Chat, as_chat, message_of
+from .chat import Chat, as_chat
 from .errors import ApiError, JsonReply, refused
 from .one_answer import OneAnswerShape
 from .replies import FINISH
@@ -103,15 +103,15 @@ class OllamaShape(OneAnswerShape):
 
     def _line(self, pieces: Sequence[Piece], ended: Answers | None) -> Json:
         message = message_of(pieces)
-        said: Json = {"thinking": message.reasoning_content} if message.reasoning_content else {}
+        said: Json = {"thinking": message["reasoning_content"]} if "reasoning_content" in message else {}
         if self._generates:
-            said["response"] = message.content or ""
+            said["response"] = message["content"] or ""
         else:
             calls = [
-                {"function": {"name": call.function.name, "arguments": json.loads(call.function.arguments)}}
-                for call in message.tool_calls or ()
+                {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"])}}
+                for call in message.get("tool_calls", ())
             ]
-            said = {"role": "assistant", "content": message.content or "", **said}
+            said = {"role": "assistant", "content": message["content"] or "", **said}
             said = {"message": {**said, **({"tool_calls": calls} if calls else {})}}
         line = {**_head(self._model), **said, "done": ended is not None}
         if ended is None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from ..chat.reader import NAME
+from ..chat.tools import NAME
 from ..sampling.params import NO_LIMIT, RANGES
 from .errors import ApiError, refused
 
@@ -269,8 +269,11 @@ class Generate(Numbers):
         """ApiError for what is set and not done here. Values that ask for nothing are taken."""
         if self.stream_options is not None and not self.stream:
             raise refused("stream_options", "it goes with stream: true")
-        for name, value in (self.model_extra or {}).items():
-            if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
+        others = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        if self.repetition_penalty in (None, 1) and not (self.presence_penalty or self.frequency_penalty):
+            others.pop("repeat_last_n", None)  # a window of nothing
+        for name, value in others.items():
+            if name in _NEUTRAL and value not in _NEUTRAL[name]:
                 raise refused(name, "this server cannot do that")
         for name in ("max_tokens", "max_completion_tokens"):
             if getattr(self, name, None) == 0 and not getattr(self, "echo", False):

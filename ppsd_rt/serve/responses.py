@@ -37,8 +37,11 @@ class ResponsesRequest(Numbers):
     store: bool | None = None
     metadata: Json | None = None
     background: bool | None = None
+    include: list[str] | None = None
 
     def refuse(self) -> None:
+        if "message.output_text.logprobs" in (self.include or ()):
+            raise refused("include", "ask /v1/chat/completions for log-probabilities")
         if self.background:
             raise refused("background", "this server answers at once")
         if self.top_logprobs:
@@ -64,7 +67,7 @@ class ResponsesRequest(Numbers):
             "messages": [*first, *before, *_messages(items)],
             "max_completion_tokens": self.max_output_tokens,
             "tools": tools or None,
-            "tool_choice": self.tool_choice if tools else None,
+            "tool_choice": self.tool_choice,
             "response_format": form,
         }
 
@@ -125,7 +128,7 @@ class ResponsesShape(OneAnswerShape):
     def __init__(self, service: Service, request: ResponsesRequest, chat: Chat, store: Store) -> None:
         super().__init__(service, chat)
         self.id, self._created = f"resp_{uuid4().hex}", int(service.settings.now())
-        self._request, self._store = request, store
+        self._request, self._store, self._sampling = request, store, {"top_p": 1.0} | service.sampling
         self._blocks, self._items, self._number = Blocks(), list[Json](), 0
 
     def whole(self, answers: Answers) -> Json:
@@ -213,11 +216,11 @@ class ResponsesShape(OneAnswerShape):
             "previous_response_id": request.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
             "store": request.store is not False,
-            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "temperature": self._sampling["temperature"] if request.temperature is None else request.temperature,
             "text": request.text or {"format": {"type": "text"}},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
-            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "top_p": self._sampling["top_p"] if request.top_p is None else request.top_p,
             "truncation": "disabled",
             "usage": None,
             **fields,

@@ -66,10 +66,10 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         admission, log = self._service.admission, self._service.settings.log
         admission.stopping = True
-        log("stopping", waiting=admission.waiting, running=admission.running)
         if count := admission.waiting + admission.running:
             answers = "1 answer has" if count == 1 else f"{count} answers have"
             _LOG.info("%s %g s; Ctrl-C again ends it now", answers, self._service.settings.grace)
+        log("stopping", waiting=admission.waiting, running=admission.running)
         ending = asyncio.create_task(self._service.end_after_grace())
         await super().shutdown(sockets)
         ending.cancel()

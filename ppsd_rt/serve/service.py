@@ -17,6 +17,7 @@ from ..chat.prompt import ChatPrompt
 from ..engine import Engine
 from ..errors import ContextFull, PpsdError, UsageError
 from ..generation import Prompt
+from ..models.files import read_json_object
 from ..pipeline.rounds import Logprob
 from ..printable import printable, shortened
 from ..sampling.grammar import Grammar
@@ -27,7 +28,7 @@ from .errors import ApiError, from_engine
 from .metrics import Metrics
 from .owners import Owners
 from .requests import Generate, ignored
-from .settings import Settings
+from .settings import DEFAULTS, Settings
 
 _MOST_NAMES = 1000  # of ignored fields and unheld keywords: clients may invent them
 _LONG = 1 << 16  # characters of a prompt
@@ -46,9 +47,15 @@ class Service:
         self.metrics = Metrics(self.admission, self.owners.counts, days)
         self.created = int(settings.now())
         self.context = engine.config.max_position_embeddings
+        # As vLLM does: of the model's own, what is neither in the request nor among the server's options.
+        folder, own = engine.checkpoint.folder, dict[str, Any]()
+        if folder.is_dir():
+            own = read_json_object(folder / "generation_config.json", missing_ok=True)
+        self.sampling = {"temperature": 1.0} | {name: own[name] for name in DEFAULTS if own.get(name) is not None}
+        self.sampling |= settings.sampling
+        SamplingParams(**self.sampling)
         self._live: set[Callable[[ApiError], None]] = set()
-        template = engine.tokenizer.chat_template
-        self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
+        self.prompt = ChatPrompt(engine.tokenizer)
         self._noted: set[tuple[str, str]] = set()
         self._compiling, self._judging = CapacityLimiter(16), CapacityLimiter(1)
         # Tokenizers and chat templates take a thread: long ones hold up neither the event loop nor short ones.
@@ -138,32 +145,27 @@ class Service:
         except UsageError as error:
             raise ApiError(400, str(error), "invalid_value", "response_format") from error
 
-    def params(
-        self, request: Generate, names: Mapping[str, str], grammar: Grammar | None, shows_special: bool = False
-    ) -> list[SamplingParams]:
+    def params(self, request: Generate, names: Mapping[str, str], grammar: Grammar | None) -> list[SamplingParams]:
         """Of each of the n answers, which are told apart by their number. Without a seed each of them draws its own.
 
-        names: what the request calls a field of SamplingParams that it has another name for. shows_special: the text
-        has special tokens, which show calls of tools.
+        names: what the request calls a field of SamplingParams that it has another name for.
         """
         room = self.settings.max_answer or self.context
-        temperature = 1.0 if request.temperature is None else request.temperature
-        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-        same = ("top_p", "min_p", *penalties, "stop_token_ids", "ignore_eos")
+        same = (*DEFAULTS, "presence_penalty", "frequency_penalty", "stop_token_ids", "ignore_eos")
         given: dict[str, Any] = {
             **{name: getattr(request, name) for name in same},
             "max_tokens": min(request.most_tokens or room, room),
-            "temperature": temperature if temperature >= LEAST_TEMPERATURE else 0.0,
-            "top_k": None if request.top_k is None else max(0, request.top_k),
             "logit_bias": {int(id): bias for id, bias in (request.logit_bias or {}).items()},
             "logprobs": request.most_probable,
             "grammar": grammar,
             "stop": request.stops,
-            "skip_special_tokens": False if shows_special else request.skip_special_tokens,
+            "skip_special_tokens": request.skip_special_tokens,
             "min_tokens": request.min_tokens or None,
             "seed": None if request.seed in (None, -1) else request.seed % 2**64,
         }
-        chosen = {name: value for name, value in given.items() if value is not None}
+        chosen = self.sampling | {name: value for name, value in given.items() if value is not None}
+        if chosen["temperature"] < LEAST_TEMPERATURE:
+            chosen["temperature"] = 0.0
         try:
             params = SamplingParams(**chosen)
             self.engine.check(params)

@@ -169,7 +169,7 @@ def _check(args: argparse.Namespace) -> None:
     for name, least in (("tokens", 1), ("case", 0), ("seed", 0)):
         if (value := getattr(args, name)) is not None and value < least:
             raise UsageError(f"--{name} must be at least {least}, not {value}")
-    for name in ("limit", "schedules", "sampling"):
+    for name in ("limit", "schedule", "sampling"):
         if getattr(args, name) is not None:
             raise UsageError(f"a campaign draws its own cases: leave --{name} out")
 

@@ -70,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
     if args.limit is not None and args.limit < 1:
         raise UsageError(f"--limit must be at least 1, not {args.limit}")
     samplings = _chosen(args.sampling, SAMPLINGS)
-    schedules = {text: parse_schedule(text) for text in (args.schedules.split("/") if args.schedules else SCHEDULES)}
-    default = not args.schedules
+    schedules = {text: parse_schedule(text) for text in (args.schedule or SCHEDULES)}
+    default = not args.schedule
     if args.engine is None and all(schedule == PLAIN for schedule in schedules.values()):
-        raise UsageError("plain is what schedules are compared with: name others, as in --schedules eesd/elastic")
+        raise UsageError("plain is what schedules are compared with: name others, as in --schedule eesd")
     prompts = first_of_each_family(read_prompts(args.prompts), args.limit)
     engine = load_engine(args)
     if default:

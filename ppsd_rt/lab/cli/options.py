@@ -255,7 +255,8 @@ def check_options(parser: argparse.ArgumentParser) -> None:
     add("--prompts FILE", "as for generating [the 34 development prompts]", named)
     add("--limit N", "only the first N prompts of each family [all]", whole)
     add("-n --max-tokens N", "tokens per answer", whole, default=64)
-    add("--schedules A/B/...", "schedules to compare with plain [every named one and stop rule]")
+    what = "to compare with plain; may be given several times [every named one and stop rule]"
+    add("--schedule NAME", what, action="append")
     add("--sampling A,B,...", "greedy, warm, nucleus, penalty [all four]")
     add("--raw", "do not apply the chat template")
     add("--json", "print the result as one JSON object")

@@ -10,8 +10,8 @@
 | WMT (statmt.org) | translation, {language: text, language: text} | "Translate A to B: " and the first text | wmt |
 
 They are JSON, one object a line. XSum and CNN/DailyMail may also be CSV with these names in the first line, and WMT one
-pair a line, the two texts divided by a tab, in a file whose name has the languages (`newstest.de-en.tsv`). Any other
-file that begins with no brace has a prompt on every line.
+pair a line, the two texts divided by a tab, in a file whose name has the languages (`newstest.de-en.tsv`). A file that
+begins with a brace, or is called .jsonl or .json, is JSON throughout; any other has a text on every line.
 """
 
 import csv
@@ -119,23 +119,34 @@ def _items(text: str, path: str) -> Iterator[tuple[int, Any]]:
     if {"document", "article"} & set(re.split('[,"]+', first)) and not first.startswith("{"):
         yield from _rows(text, path)
         return
-    pairs = first.count("\t") == 1 and not first.startswith("{")
+    objects = first.startswith("{") or PurePath(path).suffix.lower() in (".json", ".jsonl")
+    pairs = first.count("\t") == 1 and not objects
     languages = _PAIR.findall(PurePath(path).name.lower())
     if pairs and not languages:
         raise UsageError(f"{path} has pairs of texts, but no languages in its name, such as de-en")
     for number, line in lines:
-        if first.startswith("{"):
+        if objects:
             try:
                 yield number, parse_json(line)
             except ValueError as error:
-                raise UsageError(f"{path}, line {number}: not JSON ({one_line(error)})") from None
+                problem = f"not JSON, one object a line ({one_line(error)})"
+                raise UsageError(f"{path}, line {number}: {problem}") from None
         elif pairs:
             texts = line.removesuffix("\r").split("\t")
             if len(texts) != 2:
                 raise UsageError(f"{path}, line {number}: needs two texts with a tab between them")
             yield number, {"translation": dict(zip(languages[0], texts, strict=True))}
+        elif _is_object(line):
+            raise UsageError(f"{path}, line {number}: JSON among texts; make all lines texts, or all JSON")
         else:
             yield number, {"prompt": line.strip()}
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return line.lstrip().startswith("{") and isinstance(parse_json(line), dict)
+    except ValueError:
+        return False
 
 
 def _rows(text: str, path: str) -> Iterator[tuple[int, dict[str, Any]]]:

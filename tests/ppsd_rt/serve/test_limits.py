@@ -108,6 +108,38 @@ def test_an_answer_that_takes_too_long_before_anything_is_sent_has_a_status_of_i
         assert served.answered()["status"] == 504
 
 
+def test_a_text_that_cannot_fit_is_not_tokenised(served, engine, monkeypatch):
+    longest = max(len(engine.tokenizer.id_to_token(id) or "") for id in range(engine.tokenizer.vocab_size))
+    text = "a" * (engine.config.max_position_embeddings * longest + 1)
+    monkeypatch.setattr(type(engine.tokenizer), "_encode", lambda *_: pytest.fail("it was tokenised"))
+    messages = [{"role": "user", "content": text}]
+    bodies = {"/v1/chat/completions": {"messages": messages}, "/v1/completions": {"prompt": text}}
+    bodies |= {"/v1/responses": {"input": text}, "/v1/messages": {"messages": messages, "max_tokens": 1}}
+    for path, body in {**bodies, "/api/generate": {"prompt": text, "raw": True}}.items():
+        reply = served.http.post(path, json=body)
+        assert reply.status_code == 400 and "the prompt has at least 51" in reply.text, path
+
+
+def test_a_long_prompt_holds_up_nobody(served, engine, monkeypatch):
+    encode, begun, go = type(engine.tokenizer)._encode, threading.Event(), threading.Event()
+
+    def slow(self, text, special):
+        if len(text) > 70_000:
+            begun.set()
+            assert go.wait(HANG)
+        return encode(self, text, special)
+
+    monkeypatch.setattr(type(engine.tokenizer), "_encode", slow)
+    long = threading.Thread(target=served.http.post, args=("/tokenize",), kwargs={"json": {"prompt": "a" * 80_000}})
+    long.start()
+    try:
+        assert begun.wait(HANG)
+        assert served.http.get("/health").status_code == 200 and served.post().status_code == 200
+    finally:
+        go.set()
+        long.join(HANG)
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(engine, clock):
     with serving(engine, timeout=30.0, sleep=clock.sleep) as served:
         with served.connect({}, sent=10) as connection:
@@ -116,12 +148,14 @@ def test_a_body_that_does_not_come_is_not_waited_for(engine, clock):
         assert served.log.next()
 
 
-def test_a_server_that_stops_lets_answers_end(holding, clock):
+def test_a_server_that_stops_lets_answers_end(holding, clock, caplog):
+    caplog.set_level("INFO")
     with serving(holding, grace=7.0, sleep=clock.sleep) as served:
         stream = served.chat(max_tokens=24, stream=True)
         next(stream)
         served.server.should_exit = True
         assert served.log.next("stopping")["running"] == 1
+        assert "1 answer has 7 s; Ctrl-C again ends it now" in caplog.text
         assert served.thread.is_alive()
         holding.release()
         assert list(stream)[-1].choices[0].finish_reason == "length"

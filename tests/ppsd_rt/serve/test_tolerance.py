@@ -64,6 +64,63 @@ def test_how_many_tokens_by_other_names(served):
     assert reply["usage"]["total_tokens"] == 512
 
 
+@pytest.mark.parametrize(
+    ("path", "limit"),
+    [
+        ("/v1/chat/completions", "max_tokens"),
+        ("/v1/chat/completions", "max_completion_tokens"),
+        ("/v1/completions", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
+        ("/api/chat", "num_predict"),
+    ],
+)
+def test_the_edges_of_ranges_are_in_them(served, path, limit):
+    body = {"messages": USER, "input": "a", "prompt": "a", "stream": False}
+    body = {
+        name: body[name]
+        for name in ({"/v1/responses": ["input"], "/v1/completions": ["prompt"]}.get(path, ["messages"]))
+    }
+    wide = {"frequency_penalty": -2, "presence_penalty": 2, "min_p": 0, "seed": 9223372036854776000, "top_k": -1}
+    fields = {limit: 2**40, "temperature": 2, "top_p": 0, "stop": ["e", "a"], **wide}
+    for chosen in (fields, {**fields, limit: -1, "top_p": 1, "temperature": 0, "seed": -9223372036854776000}):
+        sent = {"options": chosen, "stream": False} if path == "/api/chat" else chosen
+        assert served.http.post(path, json=body | sent).status_code == 200, chosen
+
+
+def test_top_p_of_nothing_is_the_most_probable_token(served):
+    greedy, narrow = (served.post(max_tokens=24, temperature=t, top_p=p).json()["choices"] for t, p in ((0, 1), (2, 0)))
+    assert greedy[0]["message"] == narrow[0]["message"]
+
+
+def test_an_answer_has_up_to_128_choices(served):
+    assert (
+        len(served.http.post("/v1/completions", json={"prompt": "a", "n": 128, "max_tokens": 1}).json()["choices"])
+        == 128
+    )
+
+
+def test_what_requests_do_not_say_the_server_does(engine, monkeypatch, tmp_path):
+    """The model's own generation_config.json, and before it the server's options."""
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 1, "eos_token_id": 2}')
+    monkeypatch.setattr(engine.checkpoint, "folder", tmp_path)
+    greedy = engine.generate(USER, SamplingParams(max_tokens=12), SCHEDULE).run().text
+    with serving(engine) as served:
+        assert served.service.sampling == {"temperature": 0.5, "top_k": 1}
+        assert served.post(max_tokens=12).json()["choices"][0]["message"]["content"] == greedy
+        free = served.post(max_tokens=12, top_k=0, temperature=2).json()["choices"][0]["message"]["content"]
+        assert free != greedy
+    with serving(engine, sampling={"temperature": 0.0, "top_k": 3}) as served:
+        assert served.service.sampling == {"temperature": 0.0, "top_k": 3}
+        assert served.http.post("/v1/responses", json={"input": "a", "max_output_tokens": 1}).json()["temperature"] == 0
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny.gguf", "/models/tiny.gguf", "tiny:latest"])
+def test_names_of_the_models_file(served, name):
+    assert served.post(model=name).status_code == 200
+    assert served.post(model=name.replace("tiny", "other")).status_code == 404
+
+
 COLOUR = {"type": "object", "properties": {"a": {"enum": ["red"]}}, "required": ["a"], "additionalProperties": False}
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from serve_support import CITY, NAME, SCHEDULE, serving
+from serve_support import BRIEF, CITY, NAME, OPEN, SCHEDULE, SHUT, UNREADABLE, serving
 from support import TEMPLATE
 
 from ppsd_rt import Grammar, SamplingParams
@@ -23,20 +23,7 @@ WEATHER = [["call", "weather"], ["arguments", '{"city": "Rome"}']]
 CLOCK = [["call", "clock"], ["arguments", "{}"]]
 
 
-OPEN, SHUT = "<tool_call>", "</tool_call>"
-BRIEF = '{"name": "weather", "arguments": '
 CUT = f'{OPEN}{BRIEF}{{"city": "}}\\"'
-UNREADABLE = [
-    f"{OPEN}{BRIEF}{value}}}{SHUT}"
-    for value in (
-        '{"a": NaN}',
-        '{"a": -Infinity}',
-        '{"a": 1e999}',
-        '{"a": "\\ud83d"}',
-        "[1]",
-        '{"a": ' * 999 + "1" + "}" * 999,
-    )
-] + [f'{OPEN}{{"name": "{name}", "arguments": {{}}}}{SHUT}' for name in ("\\ud83d", "a b", "")]
 OTHER = [
     'A set:\n```json\n{"name": "Rome", "size": 3}\n```\nand  \n```python\n{}\n```\n',
     '{"name": "Rome", "arguments": {}}',
@@ -284,6 +271,17 @@ def test_what_each_syntax_allows(roomy, syntax):
     assert allows(either, '{"n": 1}') and allows(either, marked) and not allows(either, "It rains.")
 
 
+def test_one_call_at_most_where_the_request_says_so(served):
+    written = f'{OPEN}{BRIEF}{{"city": "Rome"}}}}{SHUT}\n{OPEN}{{"name": "clock"}}{SHUT}'
+    asked = {"tools": TOOLS, "max_tokens": 200, "structured_outputs": {"choice": [written]}}
+    for parallel, count in ((None, 2), (True, 2), (False, 1)):
+        message = served.post(**asked, parallel_tool_calls=parallel).json()["choices"][0]["message"]
+        assert (len(message["tool_calls"]), message["content"]) == (count, None)
+    functions = {"functions": [tool["function"] for tool in TOOLS], "max_tokens": 200, "stream": True}
+    streamed = served.post(**functions, structured_outputs={"choice": [written]}).text
+    assert streamed.count('"function_call":{"name":"weather"') == 1 and "clock" not in streamed
+
+
 def test_a_history_of_calls(served, roomy):
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     history = [
@@ -311,7 +309,7 @@ QWEN = (
 
 def test_templates_that_know_tools_are_given_them(roomy, monkeypatch):
     monkeypatch.setattr(roomy.tokenizer, "chat_template", ChatTemplate(QWEN))
-    prompt = ChatPrompt(roomy.tokenizer, QWEN)
+    prompt = ChatPrompt(roomy.tokenizer)
     call = {"id": "call_12345abcdef", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     messages = [*ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "sunny"}]
     text = prompt.text(messages, offered(), {"enable_thinking": False}, True)

@@ -189,7 +189,7 @@ def test_reference_and_tested_engine_share_weights_only(folder):
     [
         (["--tokens", 0], "--tokens must be at least 1"),
         (["--case", -1], "--case must be at least 0"),
-        (["--tokens", 9, "--schedules", "eesd"], "leave --schedules out"),
+        (["--tokens", 9, "--schedule", "eesd"], "leave --schedule out"),
         (["--state", "x"], "give --tokens"),
     ],
 )
