@@ -30,9 +30,8 @@ class Settings:
     strict: unknown fields are refused. plain_contents: special tokens in the contents of messages are text.
     cors: origins of other sites' pages that may ask; `*` is all. memory: whose earlier answers drafts are copied from:
     `own`, of the same owner; `shared`, of all; `off`, of nobody. api_key: one, or several with blanks between. host:
-    where it listens, as it was given; None: something else listens. sampling: of requests that say
-    nothing of it. here: is there an engine now? clock, now, sleep,
-    log: for the tests to replace.
+    where it listens, as it was given; None: something else listens. sampling: of requests that say nothing of it. here:
+    is there an engine now? clock, now, sleep, log: for the tests to replace.
     """
 
     api_key: str | None = None
