@@ -10,11 +10,11 @@ import re
 from dataclasses import dataclass
 
 from ..models.tokenizer import Tokenizer
-from ..sampling.json_schema import OPTIONS
 from .errors import ApiError
 from .requests import ChatRequest, Function, Json
 
 _MOST_CALLS = 16  # of one answer that has to make some
+_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Tokens of their own, in some models.
 _MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>")
 
@@ -145,9 +145,10 @@ class Tools:
 
 def _schema(function: Function, held: bool) -> Json:
     """Of the arguments; written as Python writes JSON, as the models have seen it. To many clients it is a hint: what
-    cannot be held is left out."""
+    cannot be held is left out, and told by the title."""
     schema = dict(function.parameters or {}) if held or function.strict else {}
-    return {"type": "object", **schema, OPTIONS: {"lenient": True, "compact": True, "of": function.name}}
+    options = {"lenient": not function.strict, **_WRITTEN}
+    return {"type": "object", **schema, "title": function.name, "x-guidance": options}
 
 
 def _named(choice: Json) -> object:
