@@ -95,7 +95,7 @@ COMMANDS = {
     ),
     "check": Command(
         "prove that speculation changes no token",
-        ("ppsd-run check --schedules eesd/elastic", "ppsd-run check --tokens 100000"),
+        ("ppsd-run check", "ppsd-run check --schedules eesd/elastic"),
         "lab.cli.check:run",
     ),
     "heads": Command(

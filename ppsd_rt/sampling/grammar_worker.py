@@ -148,8 +148,8 @@ def _bound(schema: dict[str, Any], types: Any) -> None:
     if schema.keys() & {"enum", "const"} or not ("integer" in types or "number" in types):
         return
     for sign, names in _BOUNDS.items():
-        given = [schema.get(name) for name in names]
-        if not any(type(one) in (int, float) and sign * one < _LARGEST for one in given):
+        given = [one for name in names if type(one := schema.get(name)) in (int, float)]
+        if not any(sign * one < _LARGEST for one in given):
             schema[names[0]] = sign * _LARGEST
     if "number" in types:
         schema.setdefault("multipleOf", _FINEST)

@@ -241,12 +241,4 @@ def check_options(parser: argparse.ArgumentParser) -> None:
     add("--sampling A,B,...", "greedy, warm, nucleus, penalty [all four]")
     add("--raw", "do not apply the chat template")
     add("--json", "print the result as one JSON object")
-    add = group(
-        parser,
-        "campaign: random engines, prompts, sampling and schedules; given options of the machine stay as given",
-    )
-    add("--tokens N", "until N tokens have been compared", whole)
-    add("--seed S", "same seed, same cases [0]", whole, default=0)
-    add("--state FILE", "what has been done, to go on [in the cache folder]", named)
-    add("--case K", "only case K, to see again what differed in it", whole)
     model_options(parser)

@@ -17,7 +17,6 @@ OURS = {  # of every kind but models
     "calibration/0123456789abcdef.json": "calibration",
     "calibration/tmpk3j2h1_x": "calibration",
     "importance/0123456789abcdef-1.npy": "importance",
-    "check/seed-0-12345678-build.jsonl": "campaigns",
     "chat/history.json": "chat",
     "benchmarks/0123456789abcdef-Q8_0.gguf": "benchmarks",
 }
@@ -68,7 +67,7 @@ def test_it_lists_kinds_sizes_and_ages(folder, model, monkeypatch, capsys):
     assert chat.split() == ["chat", "chat/history.json", "1.5", "kB", "3", "days"]
     assert next(line for line in lines if line.startswith("calibration ")).split()[1:5] == ["2", "files", "3.0", "kB"]
     assert next(line for line in lines if line.startswith("models ")).endswith("now")
-    assert lines[-1].startswith("7 items, ")
+    assert lines[-1].startswith("6 items, ")
 
 
 def test_it_removes_one_kind(folder, model, capsys):
