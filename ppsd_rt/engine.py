@@ -30,7 +30,6 @@ from .pipeline.rounds import Logprob
 from .pipeline.schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
 from .printable import quoted
 from .sampling.grammar import Grammar, Grammars, Masks
-from .sampling.grammar_trials import Cancel
 from .sampling.grammar_worker import Unheld
 from .sampling.params import MOST_LOGPROBS, SamplingParams
 from .stages import Stages
@@ -377,16 +376,15 @@ class Engine:
         """`generate` for asyncio: `async for token in engine.agenerate(...)`. Raises what that raises, at once."""
         return AsyncGeneration(self.generate(prompt, params, schedule, options))
 
-    def compile(self, grammar: Grammar, cancel: Cancel | None = None) -> Masks:
+    def compile(self, grammar: Grammar) -> Masks:
         """What `generate` does for a grammar, which takes up to seconds the first time; kept for the answers to come.
 
-        cancel: gets a function that ends the wait, for any thread to call. UsageError for a grammar that is none, or
-        that takes too much time or memory.
+        UsageError for a grammar that is none, or that takes too much time or memory.
         """
         with self._one_grammar:
             if self._grammars is None:
                 self._grammars = Grammars(self.tokenizer, self.config.vocab_size, sorted(self.config.eos_token_ids))
-        return self._grammars.masks(grammar, cancel)
+        return self._grammars.masks(grammar)
 
     def unheld(self, grammar: Grammar) -> Unheld:
         """Places in its schema and why what stands there is not held: of one with `strict=False`."""

@@ -10,7 +10,6 @@ MODELS = "models"
 FILES = {  # kind: its subfolder, and what our files in it are called
     "calibration": ("calibration", ("*.json", "tmp*")),
     "importance": ("importance", ("*.npy", "tmp*")),
-    "campaigns": ("check", ("seed-*.jsonl",)),
     "chat": ("chat", ("history.*", "tmp*")),
     "benchmarks": ("benchmarks", ("*.gguf", "*/*.json", "*/*.safetensors")),
 }

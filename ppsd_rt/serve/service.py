@@ -21,7 +21,6 @@ from ..models.files import read_json_object
 from ..pipeline.rounds import Logprob
 from ..printable import printable, shortened
 from ..sampling.grammar import Grammar
-from ..sampling.grammar_worker import Unheld
 from ..sampling.params import LEAST_TEMPERATURE, SamplingParams
 from .admission import Admission, Slots
 from .errors import ApiError, from_engine
@@ -178,22 +177,16 @@ class Service:
 
         Returns what is not held of the answer's schema; what is not of tools' schemas is logged once.
         """
-        cancellation = Cancellation()
-
-        def compile() -> Unheld:
-            self.engine.compile(grammar, cancellation.tells)
-            return self.engine.unheld(grammar)
-
         try:
-            unheld = await to_thread.run_sync(compile, limiter=self._compiling, abandon_on_cancel=True)
+            unheld = await to_thread.run_sync(
+                self.engine.unheld, grammar, limiter=self._compiling, abandon_on_cancel=True
+            )
             for place, why in unheld:
                 if not place.startswith("/"):
                     self._note_once("unheld", f"{place}: {why}")
             return [{"place": place, "why": why} for place, why in unheld if place.startswith("/")]
         except UsageError as error:
             raise ApiError(400, str(error), "invalid_value", param) from error
-        finally:
-            cancellation.ask()
 
     async def prompt_logprobs(self, prompt: Sequence[int], top: int) -> list[Logprob | None]:
         """As `Engine.prompt_logprobs`, one prompt at a time."""
