@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from ..models.tokenizer import Tokenizer
 from .requests import Json, Message
 from .tools import MISTRAL, MISTRAL_11, Syntax, Tools, syntax_of
 
-_CUT = "\ufdd0"  # no character: where a special token in a user's text is cut in two
+_CUT = f"\ufdd0{secrets.token_hex()}"  # in no text: where a special token in a user's text is cut in two
 
 _EXPLAINED = """You may call functions. These are their signatures, inside <tools></tools>:
 <tools>
@@ -52,14 +53,10 @@ class ChatPrompt:
         if not self._knows_tools:
             chat = _explained(chat, shown)
         given = {"tools": shown, **({"xml_tools": shown} if self._xml_tools else {}), **variables}
-        text = template.render(chat, add_generation_prompt=generation_prompt, template_variables=given)
-        if generation_prompt or messages[-1].role != "assistant":
-            return text
-        last = chat[-1]["content"].strip()
-        place = text.rfind(last)
-        if place < 0:
-            raise UsageError("the chat template changes the last message: it cannot be continued")
-        return text[: place + len(last)]
+        goes_on = not generation_prompt and messages[-1].role == "assistant"
+        return template.render(
+            chat, add_generation_prompt=generation_prompt, continue_final=goes_on, template_variables=given
+        )
 
     def ids(self, text: str) -> list[int]:
         return [id for part in text.split(_CUT) for id in self._tokenizer.encode(part, add_special_tokens=False)]
@@ -91,7 +88,6 @@ class ChatPrompt:
 
     def _cut(self, content: str) -> str:
         texts = [self._tokenizer.id_to_token(id) or "" for id in self._tokenizer.special_ids]
-        content = content.replace(_CUT, "")
         for text in sorted(filter(None, texts), key=len, reverse=True):
             content = content.replace(text, text[0] + _CUT + text[1:])
         return content
@@ -114,14 +110,15 @@ def _explained(chat: list[Json], tools: list[Json] | None) -> list[Json]:
         content = message["content"]
         for call in message.pop("tool_calls", ()):
             written = json.dumps(call["function"], ensure_ascii=False)
-            content += f"\n<tool_call>\n{written}\n</tool_call>"
+            gap = "\n" if content else ""
+            content += f"{gap}<tool_call>\n{written}\n</tool_call>"
         if message["role"] == "tool":
             content = f"<tool_response>\n{content}\n</tool_response>"
             if made and made[-1].get("role") == "user" and made[-1].pop("answered", False):
                 made[-1] |= {"content": f"{made[-1]['content']}\n{content}", "answered": True}
                 continue
             message = {"role": "user", "answered": True}
-        made.append({**message, "content": content.strip() if message["role"] == "assistant" else content})
+        made.append({**message, "content": content})
     if tools:
         text = _EXPLAINED.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if made[0]["role"] == "system":

@@ -44,7 +44,7 @@ class Service:
         self.context = engine.config.max_position_embeddings
         self._live: set[Callable[[ApiError], None]] = set()
         template = engine.tokenizer.chat_template
-        self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
+        self.prompt = ChatPrompt(engine.tokenizer, template.every_source if template else "")
         self._noted: set[tuple[str, str]] = set()
         self._secret = learner.kept.secret if learner else secrets.token_bytes(16)
         self._compiling, self._judging = CapacityLimiter(16), CapacityLimiter(1)
