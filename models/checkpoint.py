@@ -10,7 +10,7 @@ import json
 import logging
 import math
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -25,7 +25,7 @@ from ..errors import PpsdError
 from .config import LlamaConfig
 from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object
 from .quantised import QuantisedTensors, read_scheme
-from .shapes import check_shapes, model_shapes
+from .shapes import Shapes, check_shapes, model_shapes
 from .stored import FOUR_BITS, Array, Blocks, Stored, Uniform, as_float32, bfloat16_bits
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class Checkpoint:
             self.config = opened.model.config
             return
         raw, stored = read_json_object(folder / "config.json"), _with_prefix(read_folder(folder))
-        scheme = read_scheme(raw, str(folder / "config.json"))
         self.config = _heads(LlamaConfig.from_folder(folder), stored)
         shapes = model_shapes(self.config)
+        scheme = None if _is_plain(raw, stored, shapes, folder) else read_scheme(raw, str(folder / "config.json"))
         if scheme is None:
             self.tensors = {name: _supported(name, stored[name], folder) for name in shapes if name in stored}
             self.stored_as = sorted({_NAMES[str(tensor.dtype)] for tensor in self.tensors.values()})
@@ -88,7 +88,7 @@ class Checkpoint:
         check_shapes(plain, shapes, str(folder))
         unused = sorted(name for name in stored if name not in used and not name.endswith(_DERIVED_SUFFIXES))
         if unused:
-            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            more = _and_more(unused)
             _LOG.info("%s: left out is what this model has no use for: tensor %s%s", folder, unused[0], more)
 
     def quantised(self, name: str) -> Uniform | None:
@@ -141,7 +141,11 @@ class Checkpoint:
 
 
 def read_folder(folder: Path) -> dict[str, Stored]:
-    """Everything in `model.safetensors` or, where there is none, in the shards that its index names."""
+    """Everything in `model.safetensors` or, where there is none, what its index names in the shards.
+
+    Of tensors that several shards have, the index decides. One that is not where the index says, but in another shard,
+    is taken from there.
+    """
     index = folder / INDEX_FILE
     if (folder / SINGLE_FILE).exists():
         return _read_stored(folder / SINGLE_FILE)
@@ -152,19 +156,26 @@ def read_folder(folder: Path) -> dict[str, Stored]:
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise PpsdError(f"{index} has no weight_map of tensor names to file names; fetch the file again")
     tensors: dict[str, Stored] = {}
+    other: dict[str, tuple[str, Stored]] = {}  # where the index does not say that it is, and in which shard
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
             raise PpsdError(f"{index} names the shard {shard!r}, which is not a plain file name")
         if not (folder / shard).exists():
             raise PpsdError(f"{folder} lacks the shard {shard} that {INDEX_FILE} names; fetch it again")
-        for name, tensor in _read_stored(folder / shard).items():
-            if weight_map.get(name) != shard:
-                raise PpsdError(f"{index} says that {name} is in {weight_map.get(name)}, but it is in {shard}")
-            tensors[name] = tensor
-    for name, shard in weight_map.items():
-        if name not in tensors:
-            raise PpsdError(f"{index} says that {name} is in {shard}, but it is not there")
+        found = _read_stored(folder / shard)
+        other |= {name: (shard, tensor) for name, tensor in found.items() if weight_map.get(name) != shard}
+        tensors |= {name: tensor for name, tensor in found.items() if weight_map.get(name) == shard}
+    for name in weight_map.keys() - tensors.keys() & other.keys():
+        _LOG.info("%s: %s is in %s, not in %s", index, name, other[name][0], weight_map[name])
+        tensors[name] = other.pop(name)[1]
+    if other:
+        name, (shard, _) = min(other.items())
+        _LOG.info("%s: left out is what it does not name: %s in %s%s", index, name, shard, _and_more(other))
     return tensors
+
+
+def _and_more(names: Collection[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _with_prefix(tensors: dict[str, Stored]) -> dict[str, Stored]:
@@ -235,6 +246,16 @@ def _readable(path: Path) -> Iterator[None]:
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         reason = one_line(error) or type(error).__name__
         raise PpsdError(f"{path} is truncated or corrupt ({reason}); fetch the file again") from None
+
+
+def _is_plain(raw: Mapping[str, Any], stored: Mapping[str, Stored], shapes: Shapes, folder: Path) -> bool:
+    """Are all matrices there as floats, whatever config.json says? Copies that were dequantised keep its old words."""
+    matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
+    plain = all(name in stored and stored[name].dtype in _FLOATS for name in matrices)
+    plain = plain and all(stored[name].data.shape == shape for name, shape in matrices.items())
+    if plain and (raw.get("quantization_config") or raw.get("compression_config")):
+        _LOG.info("%s: the weights are not quantised, so the quantization_config of config.json is left out", folder)
+    return plain
 
 
 def _heads(config: LlamaConfig, tensors: dict[str, Stored]) -> LlamaConfig:

@@ -233,11 +233,20 @@ def test_every_chunk_may_have_the_usage(served):
     assert counts == sorted(counts) and counts[0] > 0 and counts[-1] == 24
 
 
-def test_the_last_message_may_be_continued(served, engine):
-    messages = [*USER, {"role": "assistant", "content": "Because "}]
+def test_what_was_said_is_in_the_prompt_as_it_was_said(served, engine):
+    said = ["    x = 1\n", " a\ufdd0b ", "<|im_end"]
+    messages = [*USER, *({"role": "assistant", "content": text} for text in said), *USER]
+    ids = served.http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    prompt = engine.tokenizer.decode(ids, skip_special_tokens=False)
+    assert all(f"<|im_start|>assistant\n{text}<|im_end|>" in prompt for text in said)
+
+
+@pytest.mark.parametrize("content", ["Because ", "e", "m", "|", "", " "])
+def test_the_last_message_may_be_continued(served, engine, content):
+    messages = [*USER, {"role": "assistant", "content": content}]
     body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
     ids = served.http.post("/tokenize", json=body).json()["tokens"]
-    assert engine.tokenizer.decode(ids, skip_special_tokens=False).endswith("<|im_start|>assistant\nBecause ")
+    assert engine.tokenizer.decode(ids, skip_special_tokens=False).endswith(f"<|im_start|>assistant\n{content}")
     prefix = {"messages": [*USER, {**messages[-1], "prefix": True}]}
     assert served.http.post("/tokenize", json=prefix).json()["tokens"] == ids
     reply = served.post(**body, max_tokens=8, temperature=0).json()["choices"][0]["message"]["content"]
