@@ -5,6 +5,7 @@ uint16, their bits. Those of a .gguf file are decoded to float32 when they are l
 Nothing here needs torch; `llama.LlamaForCausalLM.from_checkpoint` and the C++ backend build their models from this.
 """
 
+import base64
 import hashlib
 import json
 import logging
@@ -19,6 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from ..errors import PpsdError
@@ -121,14 +123,9 @@ class Checkpoint:
         return sum(math.prod(shape) for shape in model_shapes(self.config).values())
 
     @cached_property
-    def hash(self) -> str:
-        """Sixteen hex digits that name the weights: an exit head fits exactly one model.
-
-        Reading all weights would cost more than loading them, so each tensor gives its name, its shape and 16 of its
-        values, spread evenly and rounded to bfloat16: any other training run differs in nearly all of them, and a copy
-        saved as bfloat16 does not.
-        """
-        digest = hashlib.sha256()
+    def _values(self) -> dict[str, npt.NDArray[np.uint16]]:
+        """Sixteen values of each tensor, spread evenly, as bfloat16 bits: reading all would cost more than loading."""
+        out = {}
         for name, shape in sorted(model_shapes(self.config).items()):
             places = np.arange(16) * (math.prod(shape) - 1) // 15
             if self._opened is not None:
@@ -136,8 +133,47 @@ class Checkpoint:
             else:
                 values = self.tensors[name].reshape(-1)[places]
                 drop_pages(self.tensors[name])
-            digest.update(json.dumps([name, list(shape)]).encode() + bfloat16_bits(as_float32(values)).tobytes())
+            out[name] = bfloat16_bits(as_float32(values))
+        return out
+
+    @cached_property
+    def hash(self) -> str:
+        """Sixteen hex digits that name the weights: any other training run differs in nearly all of the values that
+        they are made of, and a copy saved as bfloat16 does not."""
+        digest = hashlib.sha256()
+        for name, values in self._values.items():
+            shape = model_shapes(self.config)[name]
+            digest.update(json.dumps([name, list(shape)]).encode() + values.tobytes())
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def sample(self) -> str:
+        """What tells a relative of the model, see `likeness`: a digest of shapes and rotation, and the values of `hash`
+        that are of matrices, in base64."""
+        how = [[*model_shapes(self.config).items()], self.config.rope_theta, self.config.rope_scaling]
+        digest = hashlib.sha256(repr([*how, self.config.layer_attention]).encode()).hexdigest()[:16]
+        matrices = [self._values[name] for name, shape in sorted(model_shapes(self.config).items()) if len(shape) == 2]
+        return f"{digest} {base64.b64encode(np.stack(matrices).tobytes()).decode()}"
+
+
+def likeness(one: str, other: str) -> float:
+    """How alike two models are, by their `sample`: the correlation of their matrices' values, each matrix weighing the
+    same; 0 where shapes or rotation differ. Another quantisation, or noise of a tenth: above 0.99. Strangers: near 0.
+
+    The bound for a relative, 0.7, has room on both sides: benchmarks/results/2026-11-29-intel-xeon-relatives.json.
+    """
+    (shapes, _, first), (others, _, second) = one.partition(" "), other.partition(" ")
+    if not first or shapes != others or len(first) != len(second):
+        return 0.0
+    try:
+        a, b = (
+            as_float32(np.frombuffer(base64.b64decode(text), np.uint16).reshape(-1, 16)) for text in (first, second)
+        )
+    except ValueError:  # a damaged file
+        return 0.0
+    sizes = [np.linalg.norm(values, axis=1, keepdims=True) for values in (a, b)]
+    a, b = (np.divide(x, size, out=np.zeros_like(x), where=size > 0) for x, size in zip((a, b), sizes, strict=True))
+    return float(np.vdot(a, b) / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30))
 
 
 def read_folder(folder: Path) -> dict[str, Stored]:
