@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,8 +15,7 @@ from ..sampling.params import SamplingParams
 from .reader import Reader
 from .tools import MISTRAL, MISTRAL_11, Json, Syntax, Tools, syntax_of
 
-_CUT = "\ufdd0"  # no character: where a special token in a user's text is cut in two
-_HERE = "\ufdd1 "  # where the last message goes on; without its blank, the template has stripped the message
+_CUT = f"\ufdd0{secrets.token_hex()}"  # in no text: where a special token in a user's text is cut in two
 
 _EXPLAINED = """You may call functions. These are their signatures, inside <tools></tools>:
 <tools>
@@ -31,7 +31,7 @@ class ChatPrompt:
     """What the chat template makes of a request, with or without tools."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        source = tokenizer.chat_template.source if tokenizer.chat_template else ""  # none: `text` says so
+        source = tokenizer.chat_template.every_source if tokenizer.chat_template else ""  # none: `text` says so
         self._tokenizer, self._knows_tools = tokenizer, re.search(r"\btools\b", source) is not None
         self._xml_tools = "xml_tools" in source
         self.thinks = "</think>" in source
@@ -55,18 +55,12 @@ class ChatPrompt:
             if plain:
                 message["content"] = self._cut(message["content"])
         goes_on = not generation_prompt and chat[-1]["role"] == "assistant"
-        if goes_on:
-            chat[-1]["content"] += _HERE
         if not self._knows_tools:
             chat = _explained(chat, shown)
         given = {"tools": shown, **({"xml_tools": shown} if self._xml_tools else {}), **variables}
-        text = template.render(chat, add_generation_prompt=generation_prompt, template_variables=given)
-        if not goes_on:
-            return text
-        before, found, after = text.rpartition(_HERE.rstrip())
-        if not found:
-            raise UsageError("the chat template changes the last message: it cannot be continued")
-        return before if after.startswith(" ") else before.rstrip()
+        return template.render(
+            chat, add_generation_prompt=generation_prompt, continue_final=goes_on, template_variables=given
+        )
 
     def ids(self, text: str) -> list[int]:
         return [id for part in text.split(_CUT) for id in self._tokenizer.encode(part, add_special_tokens=False)]
@@ -124,7 +118,6 @@ class ChatPrompt:
 
     def _cut(self, content: str) -> str:
         texts = [self._tokenizer.id_to_token(id) or "" for id in self._tokenizer.special_ids]
-        content = content.replace(_CUT, "")
         for text in sorted(filter(None, texts), key=len, reverse=True):
             content = content.replace(text, text[0] + _CUT + text[1:])
         return content
@@ -144,17 +137,18 @@ def _explained(chat: list[Json], tools: list[Json] | None) -> list[Json]:
     """For a template that knows no tools: all as text, in Hermes' syntax."""
     made: list[Json] = []
     for message in chat:
-        content, called = message["content"], "tool_calls" in message
+        content = message["content"]
         for call in message.pop("tool_calls", ()):
             written = json.dumps(call["function"], ensure_ascii=False)
-            content += f"\n<tool_call>\n{written}\n</tool_call>"
+            gap = "\n" if content else ""
+            content += f"{gap}<tool_call>\n{written}\n</tool_call>"
         if message["role"] == "tool":
             content = f"<tool_response>\n{content}\n</tool_response>"
             if made and made[-1].get("role") == "user" and made[-1].pop("answered", False):
                 made[-1] |= {"content": f"{made[-1]['content']}\n{content}", "answered": True}
                 continue
             message = {"role": "user", "answered": True}
-        made.append({**message, "content": content.removeprefix("\n") if called else content})
+        made.append({**message, "content": content})
     if tools:
         text = _EXPLAINED.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if made[0]["role"] == "system":

@@ -20,7 +20,7 @@ _SPARE = " \n\t\r,;]}"  # after calls, and what a model writes too many of
 _OPENS = re.compile(r"\s*(?:```)?\s*(?:json|xml)?\s*")  # before a call, and what may become that
 _OPENING = re.compile(r"(?:`{1,2}|j|js|jso|x|xm)?")
 _KEYS = {"name", "arguments", "parameters", "type", "function", "id"}
-_KEY, _NAMED = re.compile(r"""[\[\s]*\{\s*["'](\w+)["']"""), re.compile(r'[\[\s]*\{\s*"name"\s*:\s*"([^"\\]*)"')
+_KEY, _NAMED = re.compile(r"""[\[\s]*\{\s*["'](\w+)["']"""), re.compile(r'[\[\s]*\{\s*"name"\s*:\s*"([^"\\]{0,128})"')
 _CALL = re.compile(r"""(?=\{\s*["'](?:name|type|function)["']\s*:)""")
 _CLOSED_BY = {"{": "}", "[": "]"}
 _DECODER = json.JSONDecoder(strict=False)

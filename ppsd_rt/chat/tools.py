@@ -15,12 +15,12 @@ from ..errors import UsageError
 from ..models.tokenizer import Tokenizer
 from ..printable import quoted
 from ..sampling.grammar import schema_of
-from ..sampling.json_schema import OPTIONS
 
 Json = dict[str, Any]
 
 NAME = "^[a-zA-Z0-9_.:/-]{1,128}$"  # of a function
 _MOST_CALLS = 16  # of one answer that has to make some
+_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Tokens of their own, in some models.
 _MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>")
 
@@ -179,9 +179,10 @@ class Tools:
 
 def _schema(function: Json, held: bool) -> Json:
     """Of the arguments; written as Python writes JSON, as the models have seen it. To many clients it is a hint: what
-    cannot be held is left out."""
+    cannot be held is left out, and told by the title."""
     schema = dict(function.get("parameters") or {}) if held or function.get("strict") else {}
-    return {"type": "object", **schema, OPTIONS: {"lenient": True, "compact": True, "of": function["name"]}}
+    options = {"lenient": not function.get("strict"), **_WRITTEN}
+    return {"type": "object", **schema, "title": function["name"], "x-guidance": options}
 
 
 def _named(choice: Any) -> object:

@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
         queue = args.queue or default_queue(args.max_body)
         same = {name: getattr(args, name) for name in _SETTINGS}
         sampling = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
-        settings = Settings(api_key=key, schedule=schedule, queue=queue, here=here, sampling=sampling, **same)
+        one = {"api_key": key, "host": args.host, "schedule": schedule, "queue": queue, "here": here}
+        settings = Settings(**one, sampling=sampling, **same)
         allow_connections()
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host

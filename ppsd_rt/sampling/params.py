@@ -76,7 +76,9 @@ class SamplingParams:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         if not isinstance(self.grammar, Grammar | None):
-            raise UsageError(f"grammar must be Grammar.json() or another one, not {quoted(self.grammar)}")
+            raise UsageError(
+                f"grammar must be Grammar.json(), Grammar.json_schema(...) or another one, not {quoted(self.grammar)}"
+            )
         if self.grammar and self.ignore_eos:
             raise UsageError("ignore_eos does not go with a grammar, which says where the answer may end")
         if self.grammar and self.min_tokens:

@@ -1,5 +1,6 @@
 """The paths of the server and what stands after each."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -12,14 +13,12 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from .. import __version__
-from ..backend import RunOptions
 from ..errors import PpsdError
-from ..sampling.params import SamplingParams
-from .answers import Answers
+from .answers import Answers, Asked
 from .chat import Chat, ChatShape, as_chat
 from .completions import CompletionShape
 from .errors import AnyErrorReply, ApiError, JsonReply, answer_bug, answer_error
-from .guard import NOTED, Guard, Observe
+from .guard import KEY, NOTED, Guard, Observe
 from .messages import MessagesRequest, MessagesShape
 from .ollama import add_ollama
 from .page import markdown_response, page_response
@@ -75,11 +74,7 @@ def make_paths(service: Service) -> FastAPI:
     @app.post("/v1/completions", responses={200: {"model": CompletionReply, **_STREAM}})
     async def completions(body: CompletionRequest, request: Request) -> Response:
         service.check_model(body.model)
-        body.refuse()
-        service.note(body)
-        ids = [await service.encode(prompt, "prompt") for prompt in body.prompts]
-        params = service.params(body, {}, service.grammar(body))
-        return await _answer(service, body, request, CompletionShape(service, body), ids, params, body.echoes)
+        return await _complete(service, body, request)
 
     store = Store()
 
@@ -121,14 +116,15 @@ def make_paths(service: Service) -> FastAPI:
         service.check_model(name)
         return _model(service)
 
-    @app.post("/tokenize", response_model_exclude_none=True)
-    async def tokenize(body: TokenizeRequest) -> TokenizeReply:
+    @app.post("/tokenize", responses={200: {"model": TokenizeReply}})
+    async def tokenize(body: TokenizeRequest) -> Response:
         service.check_model(body.model)
         return await _tokenize(service, body)
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> DetokenizeReply:
         service.check_model(body.model)
+        service.check_count(len(body.tokens))
         decode = partial(service.engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
         return DetokenizeReply(prompt=await service.aside(decode, len(body.tokens)))
 
@@ -158,8 +154,22 @@ def make_paths(service: Service) -> FastAPI:
 
 
 async def answer_chat(service: Service, chat: Chat, request: Request, shape: Shape) -> Response:
-    ids = await chat.encode()
-    return await _answer(service, chat.request, request, shape, [ids], chat.params())
+    async def asked() -> Asked:
+        return [await chat.encode()], chat.params()
+
+    return await _answer(service, chat.request, request, shape, asked, 1)
+
+
+async def _complete(service: Service, body: CompletionRequest, request: Request) -> Response:
+    body.refuse()
+    service.note(body)
+
+    async def asked() -> Asked:
+        ids = [await service.encode(prompt, "prompt") for prompt in body.prompts]
+        return ids, service.params(body, {}, service.grammar(body))
+
+    shape, count = CompletionShape(service, body), len(body.prompts)
+    return await _answer(service, body, request, shape, asked, count, body.echoes)
 
 
 async def _answer(
@@ -167,14 +177,14 @@ async def _answer(
     body: Generate,
     request: Request,
     shape: Shape,
-    prompts: list[list[int]],
-    params: list[SamplingParams],
+    asked: Callable[[], Awaitable[Asked]],
+    prompts: int,
     echo: int | None = None,
 ) -> Response:
-    drafts, owner = bool(body.return_tokens and body.stream), service.owner(body.user)
-    options = RunOptions(report_drafts=drafts, owner=owner, kept=body.store is not False)
+    shows_drafts = bool(body.return_tokens and body.stream)
+    options = service.owners.options(request.scope[KEY], body.user, body.store is not False, shows_drafts)
     held_by = "tools" if getattr(body, "tools", None) else "response_format"
-    shape.answers = answers = Answers(service, prompts, params, options, echo, held_by)
+    shape.answers = answers = Answers(service, asked, prompts * (body.n or 1), options, echo, held_by)
     noted = request.scope[NOTED]
     if body.stream:
         return EventStream(answers, shape, noted)
@@ -184,7 +194,7 @@ async def _answer(
     return JsonReply({**said, **shape.unheld()}, headers=headers)
 
 
-async def _tokenize(service: Service, body: TokenizeRequest) -> TokenizeReply:
+async def _tokenize(service: Service, body: TokenizeRequest) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give a prompt, or messages: one of the two", "invalid_value", "prompt")
     if body.prompt is not None:
@@ -193,9 +203,15 @@ async def _tokenize(service: Service, body: TokenizeRequest) -> TokenizeReply:
     else:
         known = body.model_dump(include=set(ChatRequest.model_fields) & body.model_fields_set, exclude_none=True)
         ids = await Chat(service, as_chat(known)).encode()
-    tokenizer = service.engine.tokenizer
-    strings = [tokenizer.id_to_token(id) or "" for id in ids] if body.return_token_strs else None
-    return TokenizeReply(count=len(ids), max_model_len=service.context, tokens=ids, token_strs=strings)
+
+    def said() -> Response:
+        tokenizer = service.engine.tokenizer
+        strings = [tokenizer.id_to_token(id) or "" for id in ids] if body.return_token_strs else None
+        reply = TokenizeReply(count=len(ids), max_model_len=service.context, tokens=ids, token_strs=strings)
+        return Response(reply.model_dump_json(exclude_none=True), media_type="application/json")
+
+    reply: Response = await service.aside(said, len(ids))  # millions of them take seconds
+    return reply
 
 
 def _model(service: Service) -> Model:

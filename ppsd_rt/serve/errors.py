@@ -15,6 +15,7 @@ from ..printable import printable, shortened
 from ..strict_json import written
 
 _LONGEST = 1000  # characters of a message
+_MOST_ERRORS = 100  # of a request that are looked at
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 
 
@@ -92,7 +93,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
         error = _from_framework(request, error)
     assert isinstance(error, ApiError)
-    return JsonReply(error.reply_at(request.url.path), error.status_code, error.headers)
+    return JsonReply(error.reply_at(request.scope["path"]), error.status_code, error.headers)
 
 
 async def answer_bug(request: Request, error: Exception) -> Response:
@@ -102,16 +103,17 @@ async def answer_bug(request: Request, error: Exception) -> Response:
 
 
 def _from_framework(request: Request, error: HTTPException) -> ApiError:
+    path = request.scope["path"]
     said = {
-        404: f"there is no {request.method} {request.url.path}",
-        405: f"{request.url.path} does not take {request.method}",
+        404: f"there is no {request.method} {path}",
+        405: f"{path} does not take {request.method}",
     }
     return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), headers=error.headers)
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:
     """Of the field that comes first. A union has errors of each branch: the one whose type was right says most."""
-    errors = error.errors()
+    errors = error.errors()[:_MOST_ERRORS]
     path = _path(errors[0], error.body)
     same = [one for one in errors if _path(one, error.body).startswith(path)]
     first = max(same, key=lambda one: (not one["type"].endswith("_type"), len(_path(one, error.body))))

@@ -20,17 +20,17 @@ from .shape import event_line
 
 class AnthropicMessage(Lenient):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Json]
+    content: str | Annotated[list[Json], Field(fail_fast=True)]
 
 
 class MessagesRequest(Numbers):
     model: str | None = None
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
     max_tokens: Limit | None = None  # count_tokens has none
-    system: str | list[Json] | None = None
-    tools: list[Json] | None = None
+    system: str | Annotated[list[Json], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[Json], Field(fail_fast=True)] | None = None
     tool_choice: Json | None = None
-    stop_sequences: Annotated[list[Text], Field(max_length=16)] | None = None
+    stop_sequences: Annotated[list[Text], Field(max_length=16, fail_fast=True)] | None = None
     stream: bool | None = None
     thinking: Json | None = None
     metadata: Json | None = None

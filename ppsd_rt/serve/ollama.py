@@ -4,9 +4,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -33,10 +34,10 @@ class OllamaRequest(Lenient):
     """stream: unless it is false. think: false turns thinking off where the model's template can."""
 
     model: str | None = None
-    messages: list[Json] | None = None
+    messages: Annotated[list[Json], Field(fail_fast=True)] | None = None
     prompt: str | None = None
     system: str | None = None
-    tools: list[Json] | None = None
+    tools: Annotated[list[Json], Field(fail_fast=True)] | None = None
     format: str | Json | None = None
     options: Json | None = None
     think: bool | str | None = None

@@ -90,7 +90,7 @@ _HARMLESS |= {"mirostat_tau", "mirostat_eta"}
 
 
 class Lenient(BaseModel):
-    """Takes unknown fields, too."""
+    """Takes unknown fields, too. Of a list the first error says enough: there may be 100,000 of them (fail_fast)."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -134,8 +134,8 @@ class Message(Lenient):
     """With function_call and the role function, as before there were tools, it becomes one of today."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     function_call: Called | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -188,7 +188,7 @@ class Generate(Numbers):
     model: str | None = None
     user: str | None = None
     max_tokens: Limit | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
     seed: Annotated[Whole, within("seed"), Field(description="-1: none")] | None = None
     presence_penalty: Annotated[float, within("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, within("frequency_penalty")] | None = None
@@ -204,13 +204,13 @@ class Generate(Numbers):
     repetition_penalty: Annotated[float, within("repetition_penalty")] | None = None
     min_tokens: Annotated[Whole, within("min_tokens")] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[Id], Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[list[Id], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: Json | None = None
     guided_json: str | Json | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
     json_schema: Json | None = None  # llama.cpp's
     unbounded_json: Annotated[bool, Field(description="numbers and white space without end")] | None = None
@@ -281,14 +281,16 @@ class Generate(Numbers):
 
 
 class ChatRequest(Generate):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, within("logprobs")] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[Function] | None = None  # what tools were called before there were tools
+    functions: Annotated[list[Function], Field(fail_fast=True)] | None = (
+        None  # what tools were called before there were tools
+    )
     function_call: str | Json | None = None
     # ours
     add_generation_prompt: bool | None = None
@@ -343,9 +345,9 @@ class ChatRequest(Generate):
 class CompletionRequest(Generate):
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[Id], Field(min_length=1)]
-        | Annotated[list[Annotated[list[Id], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[Id], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[Annotated[list[Id], Field(min_length=1, fail_fast=True)]], Field(min_length=1, fail_fast=True)]
     )
     logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
@@ -385,10 +387,10 @@ class TokenizeRequest(Lenient):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Json | None = None
@@ -396,4 +398,4 @@ class TokenizeRequest(Lenient):
 
 class DetokenizeRequest(Lenient):
     model: str | None = None
-    tokens: list[Id]
+    tokens: Annotated[list[Id], Field(fail_fast=True)]

@@ -23,10 +23,10 @@ _MOST_CHARACTERS = 64 << 20
 
 class ResponsesRequest(Numbers):
     model: str | None = None
-    input: str | Annotated[list[Json], Field(min_length=1)]
+    input: str | Annotated[list[Json], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[Json] | None = None
+    tools: Annotated[list[Json], Field(fail_fast=True)] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Limit | None = None

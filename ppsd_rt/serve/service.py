@@ -1,6 +1,5 @@
 """The engine, its limits, and the requests that it works on."""
 
-import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +21,11 @@ from ..models.files import read_json_object
 from ..pipeline.rounds import Logprob
 from ..printable import printable, shortened
 from ..sampling.grammar import Grammar
-from ..sampling.grammar_worker import Unheld
 from ..sampling.params import LEAST_TEMPERATURE, SamplingParams
 from .admission import Admission, Slots
 from .errors import ApiError, from_engine
 from .metrics import Metrics
+from .owners import Owners
 from .requests import Generate, ignored
 from .settings import DEFAULTS, Settings
 
@@ -42,7 +41,9 @@ class Service:
         self.engine, self.settings = engine, settings
         self.admission = Admission(settings)
         learner = engine.learner
-        self.metrics = Metrics(self.admission, (lambda: learner.days) if learner else dict)
+        self.owners = Owners(settings, learner.kept.secret if learner else secrets.token_bytes(16))
+        days = (lambda: learner.days) if learner and self.owners.tells_counts else dict
+        self.metrics = Metrics(self.admission, self.owners.counts, days)
         self.created = int(settings.now())
         self.context = engine.config.max_position_embeddings
         # As vLLM does: of the model's own, what is neither in the request nor among the server's options.
@@ -55,19 +56,9 @@ class Service:
         self._live: set[Callable[[ApiError], None]] = set()
         self.prompt = ChatPrompt(engine.tokenizer)
         self._noted: set[tuple[str, str]] = set()
-        self._secret = learner.kept.secret if learner else secrets.token_bytes(16)
         self._compiling, self._judging = CapacityLimiter(16), CapacityLimiter(1)
         # Tokenizers and chat templates take a thread: long ones hold up neither the event loop nor short ones.
         self._short, self._long = CapacityLimiter(1), CapacityLimiter(1)
-
-    def owner(self, user: str | None) -> int | None:
-        """RunOptions.owner of a request. Without a user it is of all requests that have none."""
-        if self.settings.memory == "off":
-            return None
-        if self.settings.memory == "shared" or not user:
-            return 0
-        digest = hashlib.blake2b(user.encode(errors="surrogatepass"), digest_size=8, key=self._secret).digest()
-        return int.from_bytes(digest, "big") | 1
 
     def check_model(self, name: str | None) -> None:
         if name is not None and _stem(name) != _stem(self.engine.name):
@@ -101,6 +92,12 @@ class Service:
             least = -(-len(text) // self._longest)
             name, context = self.engine.name, self.context
             raise ContextFull(f"the prompt has at least {least} tokens; {name} has a context of {context}; shorten it")
+
+    def check_count(self, count: int) -> None:
+        """ApiError for more tokens than a context holds."""
+        if count > self.context:
+            message = f"there are {count} ids; {self.engine.name} has a context of {self.context}"
+            raise ApiError(400, message, "context_length_exceeded", "tokens")
 
     @cached_property
     def _longest(self) -> int:
@@ -180,22 +177,16 @@ class Service:
 
         Returns what is not held of the answer's schema; what is not of tools' schemas is logged once.
         """
-        cancellation = Cancellation()
-
-        def compile() -> Unheld:
-            self.engine.compile(grammar, cancellation.tells)
-            return self.engine.unheld(grammar)
-
         try:
-            unheld = await to_thread.run_sync(compile, limiter=self._compiling, abandon_on_cancel=True)
+            unheld = await to_thread.run_sync(
+                self.engine.unheld, grammar, limiter=self._compiling, abandon_on_cancel=True
+            )
             for place, why in unheld:
                 if not place.startswith("/"):
                     self._note_once("unheld", f"{place}: {why}")
             return [{"place": place, "why": why} for place, why in unheld if place.startswith("/")]
         except UsageError as error:
             raise ApiError(400, str(error), "invalid_value", param) from error
-        finally:
-            cancellation.ask()
 
     async def prompt_logprobs(self, prompt: Sequence[int], top: int) -> list[Logprob | None]:
         """As `Engine.prompt_logprobs`, one prompt at a time."""

@@ -10,7 +10,6 @@ from serve_support import HANG, USER, openai, serving
 
 from ppsd_rt import Grammar
 from ppsd_rt.errors import GrammarFailed
-from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.sampling.grammar import TokenMask
 
 
@@ -28,24 +27,6 @@ def test_the_key_guards_all_but_the_page_and_the_health(engine):
             ("x-api-key", "sésame"),
         ):  # the latter: Anthropic's clients
             assert served.http.get("/v1/models", headers={name: value.encode()}).status_code == 200
-
-
-def test_whose_earlier_answers_are_copied_from(engine):
-    def copied(served, user):
-        body = {"prompt": [5, 6, 7], "temperature": 1.5, "seed": 3, "max_tokens": 40, "ignore_eos": True, "user": user}
-        usage = served.http.post("/v1/completions", json=body).json()["usage"]
-        return usage["completion_tokens_details"]["accepted_prediction_tokens"]
-
-    def helped(memory):
-        """-> does the same user's answer help, another's, and that of nobody in particular?"""
-        engine.forget()
-        with serving(engine, schedule=parse_schedule("recycle"), memory=memory) as served:
-            alone, again, other, nobody = (copied(served, user) for user in ("Ann", "Ann", "Bob", None))
-        return tuple(count > alone + 10 for count in (again, other, nobody))
-
-    assert helped("own") == (True, False, False)
-    assert helped("shared") == (True, True, True)
-    assert helped("off") == (False, False, False)
 
 
 def test_sizes(engine):
@@ -216,20 +197,22 @@ HOPELESS = {
 
 @pytest.fixture
 def patient(engine, monkeypatch):
-    """An engine on which a grammar may compile for ever; `asked` says that one does."""
+    """An engine on which a grammar in Lark compiles until the test ends; `asked` says that one does."""
     engine.compile(Grammar.json())
-    trials, asked, engine.trials = engine._grammars._trials, threading.Event(), []
-    monkeypatch.setattr(trials, "_seconds", 10_000.0)
-    start = trials._ask
+    trials, asked, ended = engine._grammars._trials, threading.Event(), threading.Event()
+    run = trials.run
 
-    def ask(process, job):
-        engine.trials.append(process)
+    def waits(kind, text):
+        if kind != "lark":
+            return run(kind, text)
         asked.set()
-        return start(process, job)
+        ended.wait(HANG)
+        return "hopeless", 0, "", ()
 
-    monkeypatch.setattr(trials, "_ask", ask)
+    monkeypatch.setattr(trials, "run", waits)
     engine.asked = asked
-    return engine
+    yield engine
+    ended.set()
 
 
 def ask(served, **body):
@@ -251,7 +234,7 @@ def ask(served, **body):
     return thread, replies
 
 
-def test_others_do_not_wait_for_a_grammar_that_compiles_and_it_ends_with_its_client(patient):
+def test_neither_others_nor_a_client_that_goes_wait_for_a_grammar_that_compiles(patient):
     with serving(patient) as served:
         with served.connect({"response_format": HOPELESS}) as connection:
             assert patient.asked.wait(HANG)
@@ -260,7 +243,6 @@ def test_others_do_not_wait_for_a_grammar_that_compiles_and_it_ends_with_its_cli
             connection.shutdown(socket.SHUT_RDWR)
             while served.log.next()["status"] != 499:
                 pass
-        assert patient.trials[0].wait(HANG) == -signal.SIGKILL
         assert (served.service.admission.waiting, served.service.admission.running) == (0, 0)
 
 
