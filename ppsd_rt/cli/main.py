@@ -1,5 +1,6 @@
 """`ppsd-run`: finds the command, runs it, and turns errors into one line and an exit status."""
 
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -112,8 +113,8 @@ def _status_of_errors(work: "Callable[[], int]") -> int:
         _abandon_output()
         return 1
     except OSError as error:  # such as a full disk behind standard output
-        place = f"{error.filename}: " if error.filename else ""
-        notes.complain(f"ppsd-run: {place}{error.strerror or error}")
+        place = error.filename or ("standard output" if error.errno == errno.ENOSPC else "")
+        notes.complain(f"ppsd-run: {place}{': ' * bool(place)}{error.strerror or error}")
         _abandon_output()
         return signals.status() if signals.received() else 1  # the terminal goes away as SIGHUP comes
 

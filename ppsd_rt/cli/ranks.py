@@ -65,7 +65,7 @@ def rank_options(args: argparse.Namespace, size: int) -> "RankOptions":
     return RankOptions(
         **{name: getattr(args, name) for name in same},
         sizes=sizes,
-        schedule=getattr(args, "schedule", None) or getattr(args, "schedules", None) or "",
+        schedule=str(getattr(args, "schedule", None) or ""),
         link_delay=args.link_ms / 1000,
         silence=args.rank_timeout,
     )

@@ -136,6 +136,7 @@ class Distillation:
                 settings.model_hash,
                 intermediate_size=settings.intermediate_size if kind != "adapter" else 0,
                 feedback_rank=settings.feedback_rank if kind == "feedback" else 0,
+                sample=checkpoint.sample,
             )
             for kind in settings.kinds
             if kind != NGRAM

@@ -60,7 +60,7 @@ class LearnedHeads:
 
     def __init__(self, folder: Path, exit_head: str, checkpoint: Checkpoint) -> None:
         self._folder, self._checkpoint = folder / "heads", checkpoint
-        path = find_shipped(checkpoint.hash) if exit_head == "auto" else Path(exit_head)
+        path = find_shipped(checkpoint) if exit_head == "auto" else Path(exit_head)
         self.root = path if path is not None and path.is_file() else None
         self._hash = hashlib.sha256(self.root.read_bytes()).hexdigest()[:16] if self.root else ""
 

@@ -63,7 +63,7 @@ _LOG = getLogger(__name__)
 class Record:
     """ids[answer:] was answered. free: no grammar, penalty or bias had a say in it. day: since 1970.
 
-    owner: as RunOptions.owner.
+    owner: as RunOptions.copied_by: what was shared is found again where memory is shared, and nowhere else.
     """
 
     ids: npt.NDArray[np.int32]

@@ -156,7 +156,9 @@ class Learner:
         done, s, params = answer.completion, answer.statistics, answer.params
         free = not (params.looks_back or params.logit_bias)
         kept = answer.options.kept and done.finish_reason != "cancelled"
-        self._ended.put((done.prompt_ids, done.ids if kept else (), free, answer.options.owner, s.judged, s.accepted))
+        self._ended.put(
+            (done.prompt_ids, done.ids if kept else (), free, answer.options.copied_by, s.judged, s.accepted)
+        )
 
     def work(self, seconds: float | None = 0.0) -> bool:
         """Keep the next answer that has ended; waits for one for so long. False: none has."""

@@ -66,7 +66,7 @@ KNOWN: dict[str, list[Any]] = {
         DEEP.encode(),
     ],
     "tokenizer": [SPECIAL + b"zero", PIPE],
-    "tokenizer-config": [PIPE, json.dumps({"chat_template": "{{ 'a' * 20000000000 }}"}).encode()],
+    "tokenizer-config": [PIPE, json.dumps({"chat_template": "{{ ''.__class__ }}"}).encode()],
     "chat-template": [TEMPLATE + piece for piece in (CORPUS / "template_pieces.txt").read_text().splitlines()],
     "weights": [_safetensors('{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "a": 1}')],
     "calibration": [

@@ -743,7 +743,7 @@ def test_owners_are_the_same_after_a_restart(folder, tmp_path):
     numbers = []
     for _ in range(2):
         with load(folder, learn=tmp_path) as engine, serving(engine) as served:
-            numbers.append(served.service.owner("Ann"))
+            numbers.append(served.service.owners.options("", "Ann", True, False).owner)
             served.post(user="Ann")
             engine.learner.work()
             metrics = served.http.get("/metrics").text
