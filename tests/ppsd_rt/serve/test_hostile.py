@@ -32,6 +32,7 @@ MANY = 1000
         (CompletionRequest, {"prompt": [[]] * MANY + [{}]}),
         (CompletionRequest, {"prompt": [[""] * MANY]}),
         (CompletionRequest, {"prompt": "a", "guided_choice": [1] * MANY}),
+        (CompletionRequest, {"prompt": "a", "logit_bias": {str(id): "x" for id in range(MANY)}}),
         (DetokenizeRequest, {"tokens": [""] * MANY}),
         (TokenizeRequest, {"messages": [{}] * MANY}),
         (ResponsesRequest, {"input": [1] * MANY}),
@@ -44,6 +45,13 @@ def test_the_first_error_of_a_list_is_enough(request_, body):
     with pytest.raises(ValidationError) as error:
         request_.model_validate(body)
     assert error.value.error_count() < 20
+
+
+@pytest.mark.parametrize("depth", [300, 900, 20000])
+def test_arguments_of_any_depth_are_no_servers_failure(roomy_served, depth):
+    call = {"id": "a", "function": {"name": "a", "arguments": "[" * depth + "]" * depth}}
+    said = [*USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "x"}]
+    assert roomy_served.post(messages=said).status_code in (200, 400)
 
 
 def test_prompts_are_counted_before_they_are_encoded(engine, monkeypatch):
