@@ -128,7 +128,10 @@ COMMANDS = {
     ),
     "lab simulate": Command(
         "predict a pipeline's speed from the costs of its stages",
-        ("ppsd-run lab simulate --stages 2,4,8 --acceptance 0.6,0.8",),
+        (
+            "ppsd-run lab simulate --stages 2,4,8 --acceptance 0.6,0.8",
+            "ppsd-run lab simulate --stages 4 --trace pipeline.json",
+        ),
         "lab.cli.simulate:run",
     ),
     "lab eval": Command(
