@@ -5,12 +5,13 @@ uint16, their bits. Those of a .gguf file are decoded to float32 when they are l
 Nothing here needs torch; `llama.LlamaForCausalLM.from_checkpoint` and the C++ backend build their models from this.
 """
 
+import base64
 import hashlib
 import json
 import logging
 import math
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -19,13 +20,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from ..errors import PpsdError
 from .config import LlamaConfig
 from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object
 from .quantised import QuantisedTensors, read_scheme
-from .shapes import check_shapes, model_shapes
+from .shapes import Shapes, check_shapes, model_shapes
 from .stored import FOUR_BITS, Array, Blocks, Stored, Uniform, as_float32, bfloat16_bits
 
 if TYPE_CHECKING:
@@ -68,9 +70,9 @@ class Checkpoint:
             self.config = opened.model.config
             return
         raw, stored = read_json_object(folder / "config.json"), _with_prefix(read_folder(folder))
-        scheme = read_scheme(raw, str(folder / "config.json"))
         self.config = _heads(LlamaConfig.from_folder(folder), stored)
         shapes = model_shapes(self.config)
+        scheme = None if _is_plain(raw, stored, shapes, folder) else read_scheme(raw, str(folder / "config.json"))
         if scheme is None:
             self.tensors = {name: _supported(name, stored[name], folder) for name in shapes if name in stored}
             self.stored_as = sorted({_NAMES[str(tensor.dtype)] for tensor in self.tensors.values()})
@@ -88,7 +90,7 @@ class Checkpoint:
         check_shapes(plain, shapes, str(folder))
         unused = sorted(name for name in stored if name not in used and not name.endswith(_DERIVED_SUFFIXES))
         if unused:
-            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            more = _and_more(unused)
             _LOG.info("%s: left out is what this model has no use for: tensor %s%s", folder, unused[0], more)
 
     def quantised(self, name: str) -> Uniform | None:
@@ -121,14 +123,9 @@ class Checkpoint:
         return sum(math.prod(shape) for shape in model_shapes(self.config).values())
 
     @cached_property
-    def hash(self) -> str:
-        """Sixteen hex digits that name the weights: an exit head fits exactly one model.
-
-        Reading all weights would cost more than loading them, so each tensor gives its name, its shape and 16 of its
-        values, spread evenly and rounded to bfloat16: any other training run differs in nearly all of them, and a copy
-        saved as bfloat16 does not.
-        """
-        digest = hashlib.sha256()
+    def _values(self) -> dict[str, npt.NDArray[np.uint16]]:
+        """Sixteen values of each tensor, spread evenly, as bfloat16 bits: reading all would cost more than loading."""
+        out = {}
         for name, shape in sorted(model_shapes(self.config).items()):
             places = np.arange(16) * (math.prod(shape) - 1) // 15
             if self._opened is not None:
@@ -136,12 +133,55 @@ class Checkpoint:
             else:
                 values = self.tensors[name].reshape(-1)[places]
                 drop_pages(self.tensors[name])
-            digest.update(json.dumps([name, list(shape)]).encode() + bfloat16_bits(as_float32(values)).tobytes())
+            out[name] = bfloat16_bits(as_float32(values))
+        return out
+
+    @cached_property
+    def hash(self) -> str:
+        """Sixteen hex digits that name the weights: any other training run differs in nearly all of the values that
+        they are made of, and a copy saved as bfloat16 does not."""
+        digest = hashlib.sha256()
+        for name, values in self._values.items():
+            shape = model_shapes(self.config)[name]
+            digest.update(json.dumps([name, list(shape)]).encode() + values.tobytes())
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def sample(self) -> str:
+        """What tells a relative of the model, see `likeness`: a digest of shapes and rotation, and the values of `hash`
+        that are of matrices, in base64."""
+        how = [[*model_shapes(self.config).items()], self.config.rope_theta, self.config.rope_scaling]
+        digest = hashlib.sha256(repr([*how, self.config.layer_attention]).encode()).hexdigest()[:16]
+        matrices = [self._values[name] for name, shape in sorted(model_shapes(self.config).items()) if len(shape) == 2]
+        return f"{digest} {base64.b64encode(np.stack(matrices).tobytes()).decode()}"
+
+
+def likeness(one: str, other: str) -> float:
+    """How alike two models are, by their `sample`: the correlation of their matrices' values, each matrix weighing the
+    same; 0 where shapes or rotation differ. Another quantisation, or noise of a tenth: above 0.99. Strangers: near 0.
+
+    The bound for a relative, 0.7, has room on both sides: benchmarks/results/2026-11-29-intel-xeon-relatives.json.
+    """
+    (shapes, _, first), (others, _, second) = one.partition(" "), other.partition(" ")
+    if not first or shapes != others or len(first) != len(second):
+        return 0.0
+    try:
+        a, b = (
+            as_float32(np.frombuffer(base64.b64decode(text), np.uint16).reshape(-1, 16)) for text in (first, second)
+        )
+    except ValueError:  # a damaged file
+        return 0.0
+    sizes = [np.linalg.norm(values, axis=1, keepdims=True) for values in (a, b)]
+    a, b = (np.divide(x, size, out=np.zeros_like(x), where=size > 0) for x, size in zip((a, b), sizes, strict=True))
+    return float(np.vdot(a, b) / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30))
 
 
 def read_folder(folder: Path) -> dict[str, Stored]:
-    """Everything in `model.safetensors` or, where there is none, in the shards that its index names."""
+    """Everything in `model.safetensors` or, where there is none, what its index names in the shards.
+
+    Of tensors that several shards have, the index decides. One that is not where the index says, but in another shard,
+    is taken from there.
+    """
     index = folder / INDEX_FILE
     if (folder / SINGLE_FILE).exists():
         return _read_stored(folder / SINGLE_FILE)
@@ -152,19 +192,26 @@ def read_folder(folder: Path) -> dict[str, Stored]:
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise PpsdError(f"{index} has no weight_map of tensor names to file names; fetch the file again")
     tensors: dict[str, Stored] = {}
+    other: dict[str, tuple[str, Stored]] = {}  # where the index does not say that it is, and in which shard
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
             raise PpsdError(f"{index} names the shard {shard!r}, which is not a plain file name")
         if not (folder / shard).exists():
             raise PpsdError(f"{folder} lacks the shard {shard} that {INDEX_FILE} names; fetch it again")
-        for name, tensor in _read_stored(folder / shard).items():
-            if weight_map.get(name) != shard:
-                raise PpsdError(f"{index} says that {name} is in {weight_map.get(name)}, but it is in {shard}")
-            tensors[name] = tensor
-    for name, shard in weight_map.items():
-        if name not in tensors:
-            raise PpsdError(f"{index} says that {name} is in {shard}, but it is not there")
+        found = _read_stored(folder / shard)
+        other |= {name: (shard, tensor) for name, tensor in found.items() if weight_map.get(name) != shard}
+        tensors |= {name: tensor for name, tensor in found.items() if weight_map.get(name) == shard}
+    for name in weight_map.keys() - tensors.keys() & other.keys():
+        _LOG.info("%s: %s is in %s, not in %s", index, name, other[name][0], weight_map[name])
+        tensors[name] = other.pop(name)[1]
+    if other:
+        name, (shard, _) = min(other.items())
+        _LOG.info("%s: left out is what it does not name: %s in %s%s", index, name, shard, _and_more(other))
     return tensors
+
+
+def _and_more(names: Collection[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _with_prefix(tensors: dict[str, Stored]) -> dict[str, Stored]:
@@ -235,6 +282,16 @@ def _readable(path: Path) -> Iterator[None]:
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         reason = one_line(error) or type(error).__name__
         raise PpsdError(f"{path} is truncated or corrupt ({reason}); fetch the file again") from None
+
+
+def _is_plain(raw: Mapping[str, Any], stored: Mapping[str, Stored], shapes: Shapes, folder: Path) -> bool:
+    """Are all matrices there as floats, whatever config.json says? Copies that were dequantised keep its old words."""
+    matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
+    plain = all(name in stored and stored[name].dtype in _FLOATS for name in matrices)
+    plain = plain and all(stored[name].data.shape == shape for name, shape in matrices.items())
+    if plain and (raw.get("quantization_config") or raw.get("compression_config")):
+        _LOG.info("%s: the weights are not quantised, so the quantization_config of config.json is left out", folder)
+    return plain
 
 
 def _heads(config: LlamaConfig, tensors: dict[str, Stored]) -> LlamaConfig:

@@ -17,7 +17,7 @@ from ppsd_rt.cpu.answers import MOST_ANSWERS
 from ppsd_rt.lab.cli.check import SCHEDULES
 from ppsd_rt.models.checkpoint import read_metadata
 from ppsd_rt.planning import planner
-from ppsd_rt.sampling.grammar_trials import MEMORY, SECONDS
+from ppsd_rt.sampling.grammar_worker import MEMORY, SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

@@ -44,8 +44,12 @@ bool CommittedText::append(int token) {
 
 void CommittedText::learn(const Schedule& schedule) {
   if (!schedule.copies()) return;
-  if (!ngrams_.all) ngrams_.all = std::make_shared<Ngrams>(size_t(limits_.end) * kBytesOfToken);
-  if (text_.number == 0) text_ = ngrams_.all->begin(ngrams_.owner);
+  if (!ngrams_.all || !ngrams_.owner) {
+    auto alone = std::make_shared<Ngrams>(size_t(limits_.end) * kBytesOfToken);
+    if (ngrams_.all) alone->know_as(*ngrams_.all);
+    ngrams_ = {std::move(alone), 0};
+  }
+  if (text_.number == 0) text_ = ngrams_.all->begin(*ngrams_.owner);
   ngrams_.all->learn(tokens_, counted_, seen_, text_);
   counted_ = size();
 }

@@ -95,7 +95,7 @@ COMMANDS = {
     ),
     "check": Command(
         "prove that speculation changes no token",
-        ("ppsd-run check --schedule eesd --schedule elastic", "ppsd-run check --tokens 100000"),
+        ("ppsd-run check --schedule eesd --schedule elastic", "ppsd-run check --limit 1"),
         "lab.cli.check:run",
     ),
     "heads": Command(
@@ -128,10 +128,7 @@ COMMANDS = {
     ),
     "lab simulate": Command(
         "predict a pipeline's speed from the costs of its stages",
-        (
-            "ppsd-run lab simulate --stages 2,4,8 --acceptance 0.6,0.8",
-            "ppsd-run lab simulate --cluster --replicas 1,2,4 --users 20,80",
-        ),
+        ("ppsd-run lab simulate --stages 2,4,8 --acceptance 0.6,0.8",),
         "lab.cli.simulate:run",
     ),
     "lab eval": Command(

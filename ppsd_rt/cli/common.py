@@ -67,7 +67,7 @@ def load_one_process(args: argparse.Namespace) -> Engine:
     over_ranks = getattr(args, "engine", None) is not None
     if not over_ranks and not isinstance(args.stages, int) and "," not in args.device:
         raise UsageError(
-            "--stages A,B,... says how many layers each rank or each device has: start ranks with torchrun, or name "
+            "--stages A,B,... says how many layers each rank or each device has: start ranks with --ranks, or name "
             "several devices"
         )
     return engine_of(args, stages=1 if over_ranks else args.stages)

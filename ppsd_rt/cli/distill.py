@@ -162,7 +162,7 @@ def _before(args: argparse.Namespace, checkpoint: Checkpoint) -> Path | None:
     """The head that there is before: that of --begin, or for --prompts the one that ships."""
     if args.begin not in (None, "none"):
         return Path(args.begin)
-    return find_shipped(checkpoint.hash) if args.prompts is not None else None
+    return find_shipped(checkpoint) if args.prompts is not None else None
 
 
 def _begins(args: argparse.Namespace, before: HeadInfo, kinds: Sequence[str], layers: Sequence[int]) -> bool:

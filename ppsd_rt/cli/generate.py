@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from logging import WARNING, getLogger
-from typing import Any
 
 from ..backend import RunOptions
 from ..engine import Engine
@@ -207,13 +206,9 @@ def answer(
         raise
     if trace:
         spans = engine.backend.spans()
-        clocks = _clocks(engine)
-        trace.add(spans, "" if id is None else str(id), clocks)
+        trace.add(spans, "" if id is None else str(id))
         if spans and not args.json:
             note(str(occupancy(spans)))
-            if clocks:
-                error = max(error for _, error in clocks.values())
-                note(f"clocks of the ranks: put on rank 0's, at most {error:.0f} us off")
     completion = generation.completion
     compared: Comparison | None = None
     problem: PpsdError | None = None
@@ -243,12 +238,6 @@ def answer(
     if problem is not None:
         raise problem
     return finished
-
-
-def _clocks(engine: Engine) -> dict[int, tuple[float, float]]:
-    """Of the other ranks, as `TraceFile.add` takes them; of one process there are none."""
-    clocks: dict[int, Any] = getattr(engine.backend, "clocks", dict)()
-    return {rank: (clock.offset / 1000, clock.error / 1000) for rank, clock in clocks.items()}
 
 
 def _on_terminal() -> bool:

@@ -58,17 +58,19 @@ def _start(argv: "Sequence[str]") -> int:
         raise UsageError("standard output is closed: there is nowhere to write to")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end an answer
-    status = _run(parse(argv), find_world())
+    status = _run(parse(argv), argv, find_world())
     sys.stdout.flush()  # on Python's own way out, a full disk would change no status
     return status
 
 
-def _run(args: "argparse.Namespace", world: "World | None") -> int:
+def _run(args: "argparse.Namespace", argv: "Sequence[str]", world: "World | None") -> int:
     from .commands import COMMANDS
+    from .ranks import start_ranks
 
     args.engine = None
     if getattr(args, "quiet", False):
         notes.quiet()
+    world, children = start_ranks(args, argv, world)
     if world is None:
         if getattr(args, "threads", None) is not None:
             from .common import note_threads
@@ -85,7 +87,7 @@ def _run(args: "argparse.Namespace", world: "World | None") -> int:
         import traceback
 
         traceback.print_exc()
-    return leave(args.engine, status)
+    return leave(args.engine, status, children)
 
 
 def _status_of(work: "Callable[[], int]") -> int:

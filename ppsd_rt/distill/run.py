@@ -136,6 +136,7 @@ class Distillation:
                 settings.model_hash,
                 intermediate_size=settings.intermediate_size if kind != "adapter" else 0,
                 feedback_rank=settings.feedback_rank if kind == "feedback" else 0,
+                sample=checkpoint.sample,
             )
             for kind in settings.kinds
             if kind != NGRAM
@@ -399,7 +400,9 @@ def _claim(path: Path, wanted: dict[str, Any], at_least: str = "") -> bool:
         return False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(wanted, indent=1) + "\n")
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(wanted, indent=1) + "\n")
+        unfinished.replace(path)
     except OSError as error:
         raise PpsdError(f"cannot write to the folder {path.parent}: {error.strerror}") from None
     return True

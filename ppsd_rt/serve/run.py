@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
 from types import FrameType
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..engine import Engine
 from ..errors import PpsdError
@@ -21,63 +19,11 @@ from .app import make_app
 from .service import Service
 from .settings import Settings
 
+_LOG = logging.getLogger(__name__)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SPARE = 5  # seconds
-_PATIENCE, _SOON, _SELDOM = 1.0, 0.05, 5.0  # seconds until a connection is looked at, once more, and from then on
 _ENDS = 0.5
 _LAST_WORDS = 10  # seconds after the grace: then connections that are still open are cut
-
-
-class _Gathered:
-    """A transport that sends what is written in one turn of the event loop together: a short reply is one packet."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop, self._held = transport, loop, list[bytes]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if not self._held:
-            self._loop.call_soon(self._send)
-        self._held.append(data)
-
-    def close(self) -> None:
-        self._send()
-        self._transport.close()
-
-    def _send(self) -> None:
-        if self._held and not self._transport.is_closing():
-            self._transport.write(b"".join(self._held))
-        self._held.clear()
-
-
-class _Connection(HttpToolsProtocol):
-    """A client may say that it sends no more, and still wait for its answer. One that has gone says the same.
-
-    What is sent to one that has gone comes back as an error of the next that is sent: so after a while it is sent what
-    no client minds, now and then.
-    """
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(_Gathered(transport, self.loop))  # type: ignore[arg-type]
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """True: the other direction stays open."""
-        waiting = self.cycle is not None and not self.cycle.response_complete
-        if waiting:
-            self.cycle.keep_alive = False
-            self.loop.call_later(_PATIENCE, self._look, self.cycle, _SOON)
-        return waiting
-
-    def _look(self, cycle: RequestResponseCycle, again: float) -> None:
-        if cycle.response_complete or cycle.disconnected or self.transport.is_closing():
-            return
-        if not cycle.response_started:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        elif cycle.chunked_encoding:
-            self.transport.write(b"1\r\n\n\r\n")  # an empty line of a stream
-        self.loop.call_later(again, self._look, cycle, _SELDOM)
 
 
 class Server(uvicorn.Server):
@@ -92,7 +38,6 @@ class Server(uvicorn.Server):
             log_level=logging.WARNING,
             lifespan="off",
             server_header=False,
-            http=_Connection,
             # Later than it says: a client that keeps to what it is told never sends into a connection that closes.
             timeout_keep_alive=ceil(service.settings.keep_alive) + _SPARE,
             timeout_graceful_shutdown=ceil(service.settings.grace) + _LAST_WORDS,
@@ -121,6 +66,9 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         admission, log = self._service.admission, self._service.settings.log
         admission.stopping = True
+        if count := admission.waiting + admission.running:
+            answers = "1 answer has" if count == 1 else f"{count} answers have"
+            _LOG.info("%s %g s; Ctrl-C again ends it now", answers, self._service.settings.grace)
         log("stopping", waiting=admission.waiting, running=admission.running)
         ending = asyncio.create_task(self._service.end_after_grace())
         await super().shutdown(sockets)

@@ -15,7 +15,6 @@ OURS = {  # of every kind but models
     "calibration/0123456789abcdef.json": "calibration",
     "calibration/tmpk3j2h1_x": "calibration",
     "importance/0123456789abcdef-1.npy": "importance",
-    "check/seed-0-12345678-build.jsonl": "campaigns",
     "chat/history.txt": "chat",
     "chat/history.json": "chat",  # of earlier versions
     "benchmarks/0123456789abcdef-Q8_0.gguf": "benchmarks",
@@ -61,7 +60,7 @@ def test_it_lists_kinds_and_sizes(folder, model, capsys):
     assert lines[0] == str(folder)
     rows = {line.split()[0]: line.split()[1:] for line in lines[2:-1]}
     assert (rows["calibration"], rows["importance"]) == (["2", "3.0", "kB"], ["1", "1.5", "kB"])
-    assert (rows["models"][0], lines[-1].startswith("8 items, ")) == ("1", True)
+    assert (rows["models"][0], lines[-1].startswith("7 items, ")) == ("1", True)
 
 
 def test_it_removes_one_kind(folder, model, capsys):

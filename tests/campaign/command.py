@@ -1,4 +1,9 @@
-"""`ppsd-run check --tokens N`: a campaign of random cases, resumable after every case."""
+"""A campaign: random engines, texts, sampling and schedules against plain decoding, resumable after every case.
+
+    PYTHONPATH=tests python -m campaign --tokens 100000 --seed 1
+
+`--seed S --case K` plays one case again. It runs over ranks too: `torchrun --nproc-per-node 2 -m campaign ...`.
+"""
 
 import argparse
 import hashlib
@@ -10,24 +15,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ... import _native
-from ...cli.common import as_chat, load_engine, load_one_process, print_json, table
-from ...cli.notes import complain, note
-from ...cli.progress import progress_bar
-from ...cpu.answers import MOST_ANSWERS
-from ...cpu.backend import CpuBackend
-from ...cpu.formats import KV_FORMATS, kv_format
-from ...cpu.machine import cpu_name
-from ...engine import Engine
-from ...errors import PpsdError, UsageError
-from ...extras import is_there
-from ...models.cache import cache_dir
-from ...models.head_file import EAGLE3
-from ..campaign import draw
-from ..campaign.draw import Case, Material, draw_case
-from ..campaign.run import Outcome, Pair, load_pair, run_case
-from .bench import evaluation_text, interrupted, run_facts
-from .prompt_files import read_prompts
+from ppsd_rt import _native
+from ppsd_rt.cli.commands import Command
+from ppsd_rt.cli.common import as_chat, load_engine, load_one_process, print_json, table
+from ppsd_rt.cli.notes import complain, note
+from ppsd_rt.cli.options import model_options
+from ppsd_rt.cli.progress import progress_bar
+from ppsd_rt.cli.values import group, named, whole
+from ppsd_rt.cpu.answers import MOST_ANSWERS
+from ppsd_rt.cpu.backend import CpuBackend
+from ppsd_rt.cpu.formats import KV_FORMATS, kv_format
+from ppsd_rt.cpu.machine import cpu_name
+from ppsd_rt.engine import Engine
+from ppsd_rt.errors import PpsdError, UsageError
+from ppsd_rt.extras import is_there
+from ppsd_rt.lab.cli.bench import evaluation_text, interrupted, run_facts
+from ppsd_rt.lab.cli.prompt_files import read_prompts
+from ppsd_rt.models.head_file import EAGLE3
+
+from . import draw
+from .draw import Case, Material, draw_case
+from .run import Outcome, Pair, load_pair, run_case
 
 NOTES = 50  # of a campaign, where no progress bar can be shown
 _FORMATS = {"int8": 10.0, "int4": 10.0, "bfloat16": 2.0, "float32": 1.5}
@@ -169,9 +177,8 @@ def _check(args: argparse.Namespace) -> None:
     for name, least in (("tokens", 1), ("case", 0), ("seed", 0)):
         if (value := getattr(args, name)) is not None and value < least:
             raise UsageError(f"--{name} must be at least {least}, not {value}")
-    for name in ("limit", "schedule", "sampling"):
-        if getattr(args, name) is not None:
-            raise UsageError(f"a campaign draws its own cases: leave --{name} out")
+    if args.tokens is None and args.case is None:
+        raise UsageError("give --tokens N, or --case K to see one again")
 
 
 def _layers(engine: Engine) -> dict[str, Any]:
@@ -211,16 +218,9 @@ def _material(args: argparse.Namespace, engine: Engine, own: bool) -> Material:
 
 
 def _state_path(args: argparse.Namespace, campaign: dict[str, Any]) -> Path:
-    """In the cache the name has all that the campaign is, so that another build begins its own."""
-    if args.state is not None:
-        return Path(args.state)
-    what = hashlib.sha256(json.dumps({**campaign, "build": ""}).encode()).hexdigest()[:8]
-    folder, stem = cache_dir() / "check", f"seed-{args.seed}-{what}-"
-    path: Path = folder / f"{stem}{campaign['build']}.jsonl"
-    others = [other for other in folder.glob(f"{stem}*.jsonl") if other != path]
-    if others and not path.exists():
-        note(f"another build has begun this campaign ({others[0]}); this one begins anew")
-    return path
+    """The name has all that the campaign is, so that another build begins its own."""
+    digest = hashlib.sha256(json.dumps(campaign).encode()).hexdigest()[:8]
+    return Path(args.state or f"build/campaign/seed-{args.seed}-{digest}.jsonl")
 
 
 def _go_on(
@@ -278,3 +278,26 @@ def _report(args: argparse.Namespace, campaign: dict[str, Any], state: State, wh
 
 def _verdict(answers: int, tokens: int, differences: int) -> str:
     return f"{differences} differences from plain decoding in {answers:,} answers, {tokens:,} tokens"
+
+
+def campaign_options(parser: argparse.ArgumentParser) -> None:
+    add = group(parser, "what to check; given options of the machine stay as given")
+    add("--tokens N", "until N tokens have been compared", whole)
+    add("--seed S", "same seed, same cases [0]", whole, default=0)
+    add("--state FILE", "what has been done, to go on [in build/campaign]", named)
+    add("--case K", "only case K, to see again what differed in it", whole)
+    add("--prompts FILE", "as for generating [the 34 development prompts]", named)
+    add("--raw", "do not apply the chat template")
+    add("--json", "print the result as one JSON object")
+    model_options(parser)
+
+
+class _Campaign(Command):
+    def load(self) -> Callable[[argparse.Namespace], int]:
+        return run_campaign
+
+    def options(self, name: str) -> Callable[[argparse.ArgumentParser], None]:
+        return campaign_options
+
+
+CAMPAIGN = _Campaign("random cases against plain decoding", ("campaign --tokens 100000",) * 2, "")

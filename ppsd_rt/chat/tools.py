@@ -7,14 +7,20 @@ the parser is our own (reader.py).
 
 import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ..errors import UsageError
 from ..models.tokenizer import Tokenizer
-from ..sampling.json_schema import OPTIONS
-from .errors import ApiError
-from .requests import ChatRequest, Function, Json
+from ..printable import quoted
+from ..sampling.grammar import schema_of
 
+Json = dict[str, Any]
+
+NAME = "^[a-zA-Z0-9_.:/-]{1,128}$"  # of a function
 _MOST_CALLS = 16  # of one answer that has to make some
+_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Tokens of their own, in some models.
 _MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>")
 
@@ -23,7 +29,7 @@ _MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_cal
 class Syntax:
     """Calls are `head call between call ... tail`. call: with NAME, JSON_NAME and ARGUMENTS in their places.
 
-    marks: what shows that calls begin; where there are none, an answer that begins as a call is calls.
+    marks: what shows that calls begin. close: what ends them besides. bare: an answer that begins as a call is calls.
     """
 
     call: str
@@ -31,11 +37,21 @@ class Syntax:
     head: str = ""
     tail: str = ""
     marks: tuple[str, ...] = ()
+    close: str = ""
+    bare: bool = False
 
 
-# Qwen, SmolLM, Hermes; Llama from 3.1 on; Mistral; Mistral since its version 11
-HERMES = Syntax('<tool_call>\n{"name": JSON_NAME, "arguments": ARGUMENTS}\n</tool_call>', "\n", marks=("<tool_call>",))
-LLAMA = Syntax('{"name": JSON_NAME, "parameters": ARGUMENTS}', "; ", marks=("<|python_tag|>",))
+FENCE = "```"
+# Qwen, SmolLM, Hermes (also in a fence, or bare, as llama.cpp reads it); Llama from 3.1 on; Mistral; Mistral since its
+# version 11
+HERMES = Syntax(
+    '<tool_call>\n{"name": JSON_NAME, "arguments": ARGUMENTS}\n</tool_call>',
+    "\n",
+    marks=("<tool_call>", FENCE),
+    close="</tool_call>",
+    bare=True,
+)
+LLAMA = Syntax('{"name": JSON_NAME, "parameters": ARGUMENTS}', "; ", marks=("<|python_tag|>",), bare=True)
 MISTRAL = Syntax('{"name": JSON_NAME, "arguments": ARGUMENTS}', ", ", "[TOOL_CALLS][", "]", marks=("[TOOL_CALLS]",))
 MISTRAL_11 = Syntax("[TOOL_CALLS]NAME[ARGS]ARGUMENTS", marks=("[TOOL_CALLS]",))
 
@@ -49,46 +65,64 @@ def syntax_of(template: str) -> Syntax:
     return HERMES
 
 
+def functions_of(tools: Iterable[Any]) -> list[Json]:
+    """name, description, parameters, strict: of tools in OpenAI's form, of what these have under `function`, or of
+    pydantic classes, which may be the parameters alone, too. UsageError for what is none."""
+    made = []
+    for number, tool in enumerate(tools):
+        if isinstance(tool, type):
+            tool = {"name": tool.__name__, "description": tool.__doc__, "parameters": tool}
+        one = tool.get("function", tool) if isinstance(tool, Mapping) else tool
+        name = one.get("name") if isinstance(one, Mapping) else None
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            raise UsageError(f"tools[{number}] must be a function with a name of letters, not {quoted(tool)}")
+        one = {**one, "parameters": schema_of(one.get("parameters"))}
+        if not isinstance(one["parameters"], Mapping | None):
+            raise UsageError(f"tools[{number}]: parameters must be a schema, not {quoted(one['parameters'])}")
+        made.append({key: value for key, value in one.items() if value is not None})
+    return made
+
+
 @dataclass(frozen=True)
 class Tools:
     """What one request offers. functions: none where no call is wanted. least: calls that the answer must have."""
 
-    functions: tuple[Function, ...] = ()
+    functions: tuple[Json, ...] = ()  # name, description, parameters, strict: what there is of them
     least: int = 0
     most: int = _MOST_CALLS
 
     @classmethod
-    def of(cls, request: ChatRequest) -> "Tools":
-        functions = tuple(tool.function for tool in request.tools or () if tool.function is not None)
-        choice, least, most = request.tool_choice or "auto", 0, _MOST_CALLS
-        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-            allowed = choice.get("allowed_tools") or choice
-            names = [_named(tool) for tool in allowed.get("tools") or ()]
-            functions, choice = tuple(one for one in functions if one.name in names), allowed.get("mode", "auto")
-        if isinstance(choice, dict):
+    def of(cls, functions: Sequence[Json], choice: Any = None, parallel: bool | None = None) -> "Tools":
+        """choice, parallel: OpenAI's tool_choice and parallel_tool_calls. UsageError for a choice that is none."""
+        offered, choice, least, most = tuple(functions), choice or "auto", 0, _MOST_CALLS
+        if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+            allowed = choice.get("allowed_tools", choice)
+            if not isinstance(allowed, Mapping) or not isinstance(allowed.get("tools", []), list):
+                raise UsageError("tool_choice: its allowed_tools must have a list of tools")
+            names = [_named(tool) for tool in allowed.get("tools", ())]
+            offered, choice = tuple(one for one in offered if one["name"] in names), allowed.get("mode", "auto")
+        if isinstance(choice, Mapping):
             name = _named(choice)
-            functions, least, most = tuple(one for one in functions if one.name == name)[:1], 1, 1
-            if not functions:
-                raise _bad_choice(f"it names {name!r}, and no tool has this name")
+            offered, least, most = tuple(one for one in offered if one["name"] == name)[:1], 1, 1
+            if not offered:
+                raise UsageError(f"tool_choice: it names {quoted(name)}, and no tool has this name")
         elif choice == "none":
-            functions = ()
+            offered = ()
         elif choice in ("required", "any"):
             least = 1
-            if not functions:
-                raise _bad_choice("a call is required, and there are no tools")
+            if not offered:
+                raise UsageError("tool_choice: a call is required, and there are no tools")
         elif choice != "auto":
-            raise _bad_choice("it is none, auto, required, or an object that names a function")
-        if request.parallel_tool_calls is False:
-            most = 1
-        return cls(functions, least, most)
+            raise UsageError("tool_choice: it is none, auto, required, or an object that names a function")
+        return cls(offered, least, 1 if parallel is False else most)
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(function.name for function in self.functions)
+        return frozenset(function["name"] for function in self.functions)
 
     def for_template(self) -> list[Json] | None:
         empty: Json = {"parameters": {"type": "object", "properties": {}}}
-        shown = [one.model_dump(exclude_none=True, exclude={"strict"}) for one in self.functions]
+        shown = [{key: value for key, value in one.items() if key != "strict"} for one in self.functions]
         return [
             {"type": "function", "function": empty | one if "parameters" not in one else one} for one in shown
         ] or None
@@ -101,7 +135,7 @@ class Tools:
         if schema is not None:
             if not (self.functions or thinks):
                 return None
-        elif not self.least and not any(one.strict for one in self.functions):
+        elif not self.least and not any(one.get("strict") for one in self.functions):
             return None
 
         def terms(text: str) -> str:
@@ -116,7 +150,7 @@ class Tools:
         for number, one in enumerate(self.functions):
             call = syntax.call.removeprefix(mark) if inside else syntax.call
             begin, _, end = call.partition("ARGUMENTS")
-            names = {"JSON_NAME": json.dumps(one.name), "NAME": one.name}
+            names = {"JSON_NAME": json.dumps(one["name"]), "NAME": one["name"]}
             begin = re.sub("JSON_NAME|NAME", lambda place: names[place[0]], begin)  # noqa: B023 (called at once)
             calls.append(f"{terms(begin)} arguments_{number} {terms(end)}")
             rules.append(f"arguments_{number}: %json {json.dumps(_schema(one, bool(self.least)))}")
@@ -143,17 +177,15 @@ class Tools:
         return "\n".join(["%llguidance {}", f"start: {start}", *rules])
 
 
-def _schema(function: Function, held: bool) -> Json:
+def _schema(function: Json, held: bool) -> Json:
     """Of the arguments; written as Python writes JSON, as the models have seen it. To many clients it is a hint: what
-    cannot be held is left out."""
-    schema = dict(function.parameters or {}) if held or function.strict else {}
-    return {"type": "object", **schema, OPTIONS: {"lenient": True, "compact": True, "of": function.name}}
+    cannot be held is left out, and told by the title."""
+    schema = dict(function.get("parameters") or {}) if held or function.get("strict") else {}
+    options = {"lenient": not function.get("strict"), **_WRITTEN}
+    return {"type": "object", **schema, "title": function["name"], "x-guidance": options}
 
 
-def _named(choice: Json) -> object:
+def _named(choice: Any) -> object:
+    choice = choice if isinstance(choice, Mapping) else {}
     inner = choice.get("function")
-    return inner.get("name") if isinstance(inner, dict) else choice.get("name")
-
-
-def _bad_choice(why: str) -> ApiError:
-    return ApiError(400, f"Invalid value for 'tool_choice': {why}", "invalid_value", "tool_choice")
+    return inner.get("name") if isinstance(inner, Mapping) else choice.get("name")

@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ...async_generation import AsyncGeneration
-from ...backend import Oracle, RunOptions, common_prefix
-from ...engine import Engine
-from ...generation import Committed, Completion, Generation
-from ...pipeline.rounds import Drafted
+from ppsd_rt.async_generation import AsyncGeneration
+from ppsd_rt.backend import Oracle, RunOptions, common_prefix
+from ppsd_rt.engine import Engine
+from ppsd_rt.generation import Committed, Completion, Generation
+from ppsd_rt.pipeline.rounds import Drafted
+
 from .draw import Answer, Case
 
 

@@ -1,16 +1,17 @@
 """Runs a case: decodes its texts plainly on one engine, answers them with all schedules on another, and compares."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
-from ...backend import common_prefix
-from ...cpu.backend import CpuBackend
-from ...engine import Engine
-from ...generation import Completion
-from ...pipeline.schedule import PLAIN, Auto, describe
-from ..bench.kernels import chosen_isa
+from ppsd_rt.cpu.backend import CpuBackend
+from ppsd_rt.engine import Engine
+from ppsd_rt.generation import Completion
+from ppsd_rt.lab.bench.kernels import chosen_isa
+from ppsd_rt.lab.cli.check import departure
+from ppsd_rt.pipeline.schedule import PLAIN, Auto, describe
+
 from .draw import Answer, Case, Setup, Text
 from .play import Played, play
 
@@ -186,16 +187,6 @@ def _difference(
         "logits": logits,
         "finish": [truth.finish_reason, done.finish_reason],
     }
-
-
-def departure(
-    engine: Engine, prompt: Sequence[int], plain: Sequence[int], ids: Sequence[int]
-) -> tuple[int, list[int | None], list[float | None]]:
-    """Where an answer departs from the plain one, both ids there, and what plain decoding's logits say of them."""
-    place = common_prefix(plain, ids)
-    both = [answer[place] if place < len(answer) else None for answer in (plain, ids)]
-    logits = engine.backend.logits([*prompt, *plain[:place]])[-1]
-    return place, both, [None if id is None else float(logits[id]) for id in both]
 
 
 def describe_difference(found: dict[str, Any]) -> str:

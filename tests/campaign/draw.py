@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeVar
 
-from ..._native import Costs, StageCosts
-from ...pipeline.schedule import LOOKUP, MAX_CHUNK, MAX_ROWS, MOST_LOOKAHEAD, MOST_LOOKUP, PLAIN, Auto, Schedule
-from ...pipeline.stop_rules import (
+from ppsd_rt._native import Costs, StageCosts
+from ppsd_rt.pipeline.schedule import LOOKUP, MAX_CHUNK, MAX_ROWS, MOST_LOOKAHEAD, MOST_LOOKUP, PLAIN, Auto, Schedule
+from ppsd_rt.pipeline.stop_rules import (
     BetaThompson,
     CalibratedThompson,
     ConfidenceThreshold,
@@ -20,8 +20,8 @@ from ...pipeline.stop_rules import (
     StopRule,
     Survival,
 )
-from ...sampling.grammar import Grammar
-from ...sampling.params import MOST_LOGPROBS, SamplingParams
+from ppsd_rt.sampling.grammar import Grammar
+from ppsd_rt.sampling.params import MOST_LOGPROBS, SamplingParams
 
 CASE_TOKENS = 6000  # of a fast engine's case, about; slow ones get a share
 ANSWERS = 9  # to a text, about: the plain answer is decoded once for all of them
