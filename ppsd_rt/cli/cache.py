@@ -1,4 +1,4 @@
-"""`ppsd-run cache`, `pull`, `convert`, `list`, `rm`: what lies in the cache folder, and models in the hub's cache."""
+"""`ppsd-run cache`, `pull`, `list`, `rm`: what lies in the cache folder, and models in the hub's cache."""
 
 import argparse
 import sys
@@ -16,7 +16,6 @@ from ..models.resolve import resolve_model
 from ..printable import printable, quoted
 from .common import agreed, print_json, table
 from .options import ALL, FILES, MODELS
-from .progress import progress_bar
 
 _AGES = ((86400, "day"), (3600, "hour"), (60, "minute"))
 
@@ -116,14 +115,6 @@ def _age(seconds: float) -> str:
 
 def pull(args: argparse.Namespace) -> None:
     print(resolve_model(args.model))
-
-
-def convert(args: argparse.Namespace) -> None:
-    from ..models.gguf_import import convert_gguf  # with packages that the others do without
-
-    with progress_bar(f"converting {args.source}") as advance:
-        convert_gguf(Path(args.source), Path(args.target), dtype=args.dtype, progress=advance)
-    print(args.target)
 
 
 def list_models(args: argparse.Namespace) -> None:
