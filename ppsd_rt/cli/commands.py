@@ -72,13 +72,8 @@ COMMANDS = {
     ),
     "pull": Command(
         "fetch a model into the cache",
-        ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct"),
+        ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct", "ppsd-run pull org/name:Q4_K_M"),
         "cli.cache:pull",
-    ),
-    "convert": Command(
-        "turn a GGUF file into a model folder",
-        ("ppsd-run convert model.gguf model/", "ppsd-run convert --dtype bfloat16 model.gguf model/"),
-        "cli.cache:convert",
     ),
     "distill": Command(
         "train an exit head on text that the model writes itself",
