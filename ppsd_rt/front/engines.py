@@ -233,7 +233,7 @@ class Engines:
         nonce = secrets.token_hex(16)
         line.send("nonce", nonce=nonce)
         hello = line.first()
-        proof = str(hello["proof"]).encode(errors="replace")
+        proof = str(hello.get("proof")).encode(errors="replace")
         if hello["kind"] != "hello" or not hmac.compare_digest(proof, proof_of(self._key, nonce).encode()):
             _LOG.warning("an engine at %s brings another key: set PPSD_ENGINE_KEY to the same on both sides", where)
             return None

@@ -1,6 +1,7 @@
 """Learning beside an engine: exact over swaps, out of the way of requests, and never a worse head in use."""
 
 import gc
+import io
 import itertools
 import json
 import logging
@@ -879,6 +880,17 @@ def test_a_prompt_that_was_typed_on_judges_nothing_that_was_learned():
     assert not train._alike(record(range(300, 402), answer), one)
 
 
+def test_the_room_for_a_training_counts_what_it_holds(learning, monkeypatch):
+    """A head that drafts from a large vocabulary holds several probabilities of each id."""
+    head, free = learning.heads.load(), []
+    monkeypatch.setattr(train, "spare_memory", lambda: free[-1])
+    free.append(train.MOST_STATES + 4 * 5 * train.CHUNK * 259)  # and its optimizer
+    with pytest.raises(PpsdError, match="GB memory"):
+        learning._check_room(head, 0)
+    free.append(2 * train.MOST_STATES)
+    learning._check_room(head, 0)
+
+
 @pytest.mark.parametrize("what", ["memory", "disk"])
 def test_a_machine_without_room_is_said(learning, monkeypatch, what):
     if what == "memory":
@@ -949,6 +961,10 @@ def test_the_command_trains_tells_and_goes_back(learning, folder, heads, capsys,
     assert capsys.readouterr().out == "the head in use is now the one that learning began with\n"
     assert main(["learn", "--back", kept]) == 1
     assert main(["learn", "--forget", kept]) == 2, "nobody is there to be asked"
+    assert "--yes does so without a question" in capsys.readouterr().err
+    monkeypatch.setattr(command.sys, "stdin", stdin := io.StringIO("n\n"))
+    stdin.isatty = lambda: True
+    assert main(["learn", "--forget", kept]) == 1 and main(["learn", "--status", kept]) == 0
     assert main(["learn", "--forget", "--yes", kept]) == 0
     assert main(["learn", "--status", kept]) == 1
     assert "holds no answers" in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_another_program_where_the_ranks_meet(no_time):
 
 
 def test_a_host_that_nobody_knows(monkeypatch):
-    def unknown(*_):
+    def unknown(*_, **__):
         raise socket.gaierror(socket.EAI_NONAME, "no answer")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
