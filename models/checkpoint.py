@@ -320,13 +320,13 @@ def save(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) 
         parts = dict(sorted(tensors.items(), key=lambda part: (-part[1].itemsize, part[0])))
         header = {name: (_CODES[part.dtype], part.shape, part.nbytes) for name, part in parts.items()}
         data = [np.ascontiguousarray(part).tobytes() for part in parts.values()]
-        unfinished.write_bytes(b"".join([safetensors_header(header, metadata), *data]))
+        unfinished.write_bytes(b"".join([_header_of(header, metadata), *data]))
         unfinished.replace(path)
     except OSError as error:
         raise PpsdError(f"cannot write {path}: {error}") from None
 
 
-def safetensors_header(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
+def _header_of(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
     """Of a file with these tensors one after the other. tensors: dtype, shape and size in bytes of each."""
     table: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0

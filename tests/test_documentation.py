@@ -42,6 +42,7 @@ DEFAULT = re.compile(r"^\| `(?:-\w`, `)?(--[a-z][\w-]*)[^|]*\| ([\d .]+) \|", re
 NAMED = re.compile(r"`_?([A-Za-z_][\w:.]*)`,? (?:of|in) `((?:[\w.-]+/)+[\w.-]+\.(?:py|h|cpp))`")
 CONSTANT = re.compile(r"^\| `(\w+)`(?:, `(\w+)`)? \| ([\d.]+)(?:, (\d+))? \|", re.MULTILINE)
 FOREIGN = {"--address", "--check", "--max-restarts", "--model_args", "--nproc-per-node"}  # other programs' options
+GONE = {"--cluster"}  # of which history tells
 WIRE = int(re.findall(r"kWireVersion = (\d+);", (ROOT / "csrc/pipeline/wire.h").read_text())[0])
 LIMITS = {  # what a page says: the constant that makes it true
     ("docs/design/overview.md", r"answers at once \| up to (\d+) \|"): MOST_ANSWERS,
@@ -146,7 +147,7 @@ def sources(*endings):
 @every_page
 def test_options_exist(page):
     """Ours stand in quotes in some source."""
-    known = set(re.findall(r"[\"'](--[a-z][\w-]*)", sources(".py"))) | FOREIGN
+    known = set(re.findall(r"[\"'](--[a-z][\w-]*)", sources(".py"))) | FOREIGN | GONE
     assert set(OPTION.findall(page.read_text(encoding="utf-8"))) <= known
 
 

@@ -129,7 +129,7 @@ def _object(arguments: str | Json | None) -> Any:
         return arguments or {}
     try:
         return json.loads(arguments) if arguments else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

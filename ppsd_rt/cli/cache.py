@@ -1,4 +1,4 @@
-"""`ppsd-run cache`, `pull`, `convert`, `list`, `rm`: what lies in the cache folder, and models in the hub's cache."""
+"""`ppsd-run cache`, `pull`, `list`, `rm`: what lies in the cache folder, and models in the hub's cache."""
 
 import argparse
 import sys
@@ -12,7 +12,6 @@ from ..models.resolve import resolve_model
 from ..printable import printable, quoted
 from .common import agreed, counted, print_json, table
 from .options import ALL, FILES, MODELS
-from .progress import progress_bar
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,14 +72,6 @@ def size(bytes: int) -> str:
 
 def pull(args: argparse.Namespace) -> None:
     print(resolve_model(args.model))
-
-
-def convert(args: argparse.Namespace) -> None:
-    from ..models.gguf_import import convert_gguf  # with packages that the others do without
-
-    with progress_bar(f"converting {args.source}") as advance:
-        convert_gguf(Path(args.source), Path(args.target), dtype=args.dtype, progress=advance)
-    print(args.target)
 
 
 def list_models(args: argparse.Namespace) -> None:

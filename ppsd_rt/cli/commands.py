@@ -72,13 +72,8 @@ COMMANDS = {
     ),
     "pull": Command(
         "fetch a model into the cache",
-        ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct"),
+        ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct", "ppsd-run pull org/name:Q4_K_M"),
         "cli.cache:pull",
-    ),
-    "convert": Command(
-        "turn a GGUF file into a model folder",
-        ("ppsd-run convert model.gguf model/", "ppsd-run convert --dtype bfloat16 model.gguf model/"),
-        "cli.cache:convert",
     ),
     "distill": Command(
         "train an exit head on text that the model writes itself",
@@ -128,7 +123,10 @@ COMMANDS = {
     ),
     "lab simulate": Command(
         "predict a pipeline's speed from the costs of its stages",
-        ("ppsd-run lab simulate --stages 2,4,8 --acceptance 0.6,0.8",),
+        (
+            "ppsd-run lab simulate --stages 2,4,8 --acceptance 0.6,0.8",
+            "ppsd-run lab simulate --stages 4 --trace pipeline.json",
+        ),
         "lab.cli.simulate:run",
     ),
     "lab eval": Command(

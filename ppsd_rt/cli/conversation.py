@@ -2,10 +2,9 @@
 
 import argparse
 import sys
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE, getincrementaldecoder
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from io import TextIOWrapper
 from pathlib import Path
 
 from ..backend import RunOptions
@@ -91,9 +90,18 @@ def on_terminal() -> bool:
 
 def _lines() -> Iterator[str | bytes]:
     """Of standard input, as a file is read. As bytes: a text stream that meets a bad byte loses what it read ahead."""
-    utf_16 = sys.stdin.buffer.peek(2)[:2] in (BOM_UTF16_BE, BOM_UTF16_LE)  # type: ignore[union-attr]
-    for line in TextIOWrapper(sys.stdin.buffer, "utf-16", "replace") if utf_16 else sys.stdin.buffer:
-        yield line.strip()
+    line, text = sys.stdin.buffer.readline(), ""
+    if not line.startswith((BOM_UTF16_BE, BOM_UTF16_LE)):
+        while line:
+            yield line.strip()
+            line = sys.stdin.buffer.readline()
+        return
+    decoder = getincrementaldecoder("utf-16")("replace")  # the bytes of a newline may be half of another character
+    while line:
+        *whole, text = (text + decoder.decode(line)).split("\n")
+        yield from whole
+        line = sys.stdin.buffer.readline()
+    yield text
 
 
 def _typed_turns() -> Iterator[str]:

@@ -196,12 +196,6 @@ def pull_options(parser: ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m", help="the default model or a hub name")
 
 
-def convert_options(parser: ArgumentParser) -> None:
-    parser.add_argument("source", metavar="IN.gguf")
-    parser.add_argument("target", metavar="FOLDER", help="must not exist yet, or be empty")
-    option(parser, "--dtype", "of the weights: float32, bfloat16 or float16", default="float32")
-
-
 def distill_options(parser: ArgumentParser) -> None:
     add = group(parser, "what to train")
     add(

@@ -155,9 +155,9 @@ class Distillation:
             torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape
 
     def usual_slots(self) -> int:
-        """On a GPU as many as its memory has room for, but no more than the tokens to sample fill."""
+        """As many as a pass, or a GPU's memory, has room for, but so few that the text to sample has four shards."""
         if self.device.type != "cuda":
-            return MOST_NATIVE_SLOTS
+            return max(4, min(MOST_NATIVE_SLOTS, self.settings.tokens // (4 * STEPS)))
         longest = self.plan.capacity(self.model.config.max_position_embeddings)
         room = slots_within(0.9 * torch.cuda.mem_get_info(self.device)[0], self.model, longest)
         return max(1, min(room, MOST_SLOTS, self.settings.tokens // STEPS))

@@ -148,7 +148,7 @@ def _bound(schema: dict[str, Any], types: Any) -> None:
     if schema.keys() & {"enum", "const"} or not ("integer" in types or "number" in types):
         return
     for sign, names in _BOUNDS.items():
-        given = [one for name in names if type(one := schema.get(name)) in (int, float)]
+        given = [one for name in names if isinstance(one := schema.get(name), int | float) and one is not True]
         if not any(sign * one < _LARGEST for one in given):
             schema[names[0]] = sign * _LARGEST
     if "number" in types:

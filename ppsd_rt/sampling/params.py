@@ -144,7 +144,7 @@ def check_range(name: str, value: float, of: str = "") -> None:
     """UsageError for a number outside of its range. of: what else the message says of it."""
     least, most = RANGES[name]
     if not least <= value <= most:
-        raise UsageError(f"{name} must be from {least} to {most}, not {quoted(value)}{of}")
+        raise UsageError(f"{name} must be from {least} to {most}, not {value:g}{of}")
 
 
 def noise_key(seed: int, prompt: Sequence[int], index: int) -> int:

@@ -26,12 +26,38 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 Id = Annotated[Whole, Field(ge=0, lt=2**31)]
 
 
+def _all_whole(value: object) -> object:
+    """The same of a list, which may have millions: at once, where any is no whole number as it stands."""
+    return [*map(_whole, value)] if isinstance(value, list) and float in set(map(type, value)) else value
+
+
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True), BeforeValidator(_all_whole)]
+Some = Annotated[Ids, Field(min_length=1)]
+
+
 def within(name: str) -> Any:
     """The range of a number."""
     least, most = RANGES[name]
     return Field(ge=least, le=most)
 
 
+def _first_wrong(given: object) -> object:
+    """Of biases: as of lists the first error is enough."""
+    if not isinstance(given, dict):
+        return given
+    least, most = RANGES["logit_bias"]
+    wrong = (
+        id
+        for id, bias in given.items()
+        if not (id.isdecimal() and len(id) < 10 and type(bias) in (int, float) and least <= bias <= most)
+    )
+    return given if (id := next(wrong, None)) is None else {id: given[id]}
+
+
+Biases = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, within("logit_bias")]],
+    BeforeValidator(_first_wrong),
+]
 Limit = Annotated[Whole, within("max_tokens")]
 Text = Annotated[str, Field(min_length=1)]
 Json = dict[str, Any]
@@ -194,9 +220,7 @@ class Generate(Numbers):
     frequency_penalty: Annotated[float, within("frequency_penalty")] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, within("logit_bias")]] | None = (
-        None
-    )
+    logit_bias: Biases | None = None
     response_format: Annotated[Json, Field(description=_FORMATS)] | None = None
     store: Annotated[bool, Field(description="false: --learn keeps nothing of it")] | None = None
     # ours
@@ -346,8 +370,8 @@ class CompletionRequest(Generate):
     prompt: (
         str
         | Annotated[list[str], Field(min_length=1, fail_fast=True)]
-        | Annotated[list[Id], Field(min_length=1, fail_fast=True)]
-        | Annotated[list[Annotated[list[Id], Field(min_length=1, fail_fast=True)]], Field(min_length=1, fail_fast=True)]
+        | Some
+        | Annotated[list[Some], Field(min_length=1, fail_fast=True)]
     )
     logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
@@ -398,4 +422,4 @@ class TokenizeRequest(Lenient):
 
 class DetokenizeRequest(Lenient):
     model: str | None = None
-    tokens: Annotated[list[Id], Field(fail_fast=True)]
+    tokens: Ids

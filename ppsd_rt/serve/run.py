@@ -12,6 +12,7 @@ from math import ceil
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..engine import Engine
 from ..errors import PpsdError
@@ -23,7 +24,38 @@ _LOG = logging.getLogger(__name__)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SPARE = 5  # seconds
 _ENDS = 0.5
+_MOST_HEAD = 1 << 16  # bytes of a request before its body
 _LAST_WORDS = 10  # seconds after the grace: then connections that are still open are cut
+
+
+class _Connection(HttpToolsProtocol):
+    """uvicorn waits for ever for the end of a request's head, and holds all of it: before any key is asked for."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head, self._waiting = 0, self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._waiting.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._head = 0 if self._waiting.cancelled() else self._head + len(data)
+        if self._head > _MOST_HEAD and not self.transport.is_closing():
+            self.send_400_response("The request's head is too large.")
+
+    def on_message_begin(self) -> None:
+        self._waiting.cancel()
+        self._waiting = self._wait()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._waiting.cancel()
+        super().on_headers_complete()
+
+    def _wait(self) -> asyncio.TimerHandle:
+        return self.loop.call_later(self.timeout_keep_alive, self.transport.close)
 
 
 class Server(uvicorn.Server):
@@ -38,6 +70,7 @@ class Server(uvicorn.Server):
             log_level=logging.WARNING,
             lifespan="off",
             server_header=False,
+            http=_Connection,
             # Later than it says: a client that keeps to what it is told never sends into a connection that closes.
             timeout_keep_alive=ceil(service.settings.keep_alive) + _SPARE,
             timeout_graceful_shutdown=ceil(service.settings.grace) + _LAST_WORDS,

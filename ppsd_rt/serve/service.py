@@ -12,7 +12,7 @@ from typing import Any
 from anyio import CapacityLimiter, to_thread
 
 from ..async_generation import AsyncGeneration
-from ..backend import Cancellation, RunOptions
+from ..backend import RunOptions
 from ..chat.prompt import ChatPrompt
 from ..engine import Engine
 from ..errors import ContextFull, PpsdError, UsageError

@@ -333,7 +333,6 @@ def test_no_eos_in_any_file_of_the_model_ends_at_the_tokenizers(tmp_path):
         (["x", "--json", "--show-drafts"], 2, "--show-drafts"),
         (["x", "--show-drafts"], 2, "terminal"),
         (["--prompts", "/no/such/file"], 2, "/no/such/file"),
-        (["convert", "/no/such.gguf", "/tmp/out"], 1, "/no/such.gguf"),
         (["check", "--sampling", "hot"], 2, "hot"),
         (["x", "--threads", "0"], 2, "threads"),
         (["check", "--limit", "0"], 2, "--limit"),
@@ -353,7 +352,7 @@ def test_no_eos_in_any_file_of_the_model_ends_at_the_tokenizers(tmp_path):
         (["x", "--device", "cuda:128", "--backend", "torch"], 2, "device 'cuda:128'"),
         (["lab"], 2, "lab is followed by one of bench, simulate, eval"),
         (["lab", "bench", "generate", "-n", "9" * 5000], 2, "--max-tokens"),
-        (["convert", "/no\n\x1b/such.gguf", "/tmp/out"], 1, r"/no\n\x1b/such.gguf"),
+        (["pull", "/no\n\x1b/such.gguf"], 1, r"/no\n\x1b/such.gguf"),
     ],
 )
 def test_wrong_usage_is_one_line(run, args, status, words, tmp_path, monkeypatch):
