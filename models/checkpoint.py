@@ -193,17 +193,24 @@ def read_folder(folder: Path) -> dict[str, Stored]:
         raise PpsdError(f"{index} has no weight_map of tensor names to file names; fetch the file again")
     tensors: dict[str, Stored] = {}
     other: dict[str, tuple[str, Stored]] = {}  # where the index does not say that it is, and in which shard
-    for shard in sorted(set(weight_map.values())):
+    shards = sorted(set(weight_map.values()))
+    for shard in shards:
         if Path(shard).name != shard:
             raise PpsdError(f"{index} names the shard {shard!r}, which is not a plain file name")
-        if not (folder / shard).exists():
-            raise PpsdError(f"{folder} lacks the shard {shard} that {INDEX_FILE} names; fetch it again")
+    lacking = [shard for shard in shards if not (folder / shard).exists()]
+    if lacking:  # of an older copy, perhaps, whose weights lie in other files by now
+        shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    for shard in shards:
         found = _read_stored(folder / shard)
         other |= {name: (shard, tensor) for name, tensor in found.items() if weight_map.get(name) != shard}
         tensors |= {name: tensor for name, tensor in found.items() if weight_map.get(name) == shard}
-    for name in weight_map.keys() - tensors.keys() & other.keys():
-        _LOG.info("%s: %s is in %s, not in %s", index, name, other[name][0], weight_map[name])
-        tensors[name] = other.pop(name)[1]
+    if lacking and not weight_map.keys() <= tensors.keys() | other.keys():
+        raise PpsdError(f"{folder} lacks the shard {lacking[0]} that {INDEX_FILE} names; fetch it again")
+    moved = sorted(weight_map.keys() - tensors.keys() & other.keys())
+    if moved:
+        name, shard = moved[0], other[moved[0]][0]
+        _LOG.info("%s: %s is in %s, not in %s%s", index, name, shard, weight_map[name], _and_more(moved))
+        tensors |= {name: other.pop(name)[1] for name in moved}
     if other:
         name, (shard, _) = min(other.items())
         _LOG.info("%s: left out is what it does not name: %s in %s%s", index, name, shard, _and_more(other))
