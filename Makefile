@@ -48,6 +48,7 @@ clients: $(VENV)/development  ## real clients against the server, in an environm
 lint: $(VENV)/development
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	.ci/lines
 
 # mypy does not see through an editable install, so it gets the packages as they will be installed.
 types: $(VENV)/development
