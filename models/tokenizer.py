@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _METASPACE = "▁"
 _MOST_BYTES = 1 << 28  # of tokenizer.json or tokenizer.model; vocabularies of 256 000 tokens take an eighth of it
+_LONG = 1 << 13  # characters, whose encoding takes other threads' time
 _DAMAGED = "the file is damaged or incomplete: download it again"
 
 # What a token stands for, given whether it is the first one of the text. None: no such token.
@@ -269,7 +270,10 @@ class _JsonTokenizer(Tokenizer):
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         with _library_errors(f"{self._path} cannot encode this text", "the file does not fit its own vocabulary"):
-            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            if len(text) < _LONG:
+                return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            # `encode` keeps the interpreter's lock all the while.
+            return list(self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def _piece(self, id: int, first: bool) -> bytes | None:
         known = self._pieces.get((id, first))

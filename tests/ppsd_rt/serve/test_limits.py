@@ -120,6 +120,14 @@ def test_a_text_that_cannot_fit_is_not_tokenised(served, engine, monkeypatch):
         assert reply.status_code == 400 and "the prompt has at least 51" in reply.text, path
 
 
+def test_a_long_text_is_encoded_without_the_interpreters_lock(engine, monkeypatch):
+    """`encode` of the library keeps it for seconds, `encode_batch` does not."""
+    real, text = engine.tokenizer._tokenizer, "ab" * 5000
+    expected = real.encode(text).ids
+    monkeypatch.setattr(engine.tokenizer, "_tokenizer", type("Batches", (), {"encode_batch": real.encode_batch}))
+    assert engine.tokenizer.encode(text) == list(expected)
+
+
 def test_a_long_prompt_holds_up_nobody(served, engine, monkeypatch):
     encode, begun, go = type(engine.tokenizer)._encode, threading.Event(), threading.Event()
 
