@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..errors import PpsdError
+from ..files import cache as cache_file
+from .cache import cache_dir
 from .config import LlamaConfig
 from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object
 from .quantised import QuantisedTensors, read_scheme
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_LARGE = 16 << 20  # bytes
 
 _FLOATS: dict[str, type] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _DTYPES: dict[str, type] = {**_FLOATS, "I8": np.int8, "I32": np.int32, "F8_E4M3": np.uint8}
@@ -111,6 +115,13 @@ class Checkpoint:
         return frozenset(name for name, matrix in self.blocks.items() if matrix.kind in FOUR_BITS)
 
     @property
+    def files(self) -> list[Path]:
+        """All that the weights follow from."""
+        if self.gguf is not None:
+            return sorted({weight.tensor.path for weight in self.gguf.weights})
+        return sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".safetensors"))
+
+    @property
     def name(self) -> str:
         """For people."""
         return self.folder.name.removesuffix(".gguf")
@@ -126,8 +137,21 @@ class Checkpoint:
 
         Reading all weights would cost more than loading them, so each tensor gives its name, its shape and 16 of its
         values, spread evenly and rounded to bfloat16: any other training run differs in nearly all of them, and a copy
-        saved as bfloat16 does not.
+        saved as bfloat16 does not. Of a large model it is kept in the cache: the places are all over the files.
         """
+        stamps = [
+            (str(path.resolve()), found.st_size, found.st_mtime_ns) for path in self.files if (found := path.stat())
+        ]
+        kept = cache_dir() / "hashes" / f"{hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]}.hash"
+        known = cache_file.read(kept, 16).decode("ascii", "replace")
+        if re.fullmatch("[0-9a-f]{16}", known):
+            return known
+        hash = self._hash()
+        if sum(size for _, size, _ in stamps) >= _LARGE:
+            cache_file.write(kept, hash.encode())
+        return hash
+
+    def _hash(self) -> str:
         digest = hashlib.sha256()
         for name, shape in sorted(model_shapes(self.config).items()):
             places = np.arange(16) * (math.prod(shape) - 1) // 15
