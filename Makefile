@@ -15,10 +15,14 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run quick test test-slow test-all clients lint types tidy sanitize fuzz virtual-gpu wheel check clean
 
-run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
-	@echo "[4/4] answering with the default model; the first answer measures for some seconds what each step costs here"
+run: $(VENV)/runtime  ## fetch the default model once, answer a prompt, then compare with plain decoding in turns
+	@echo "[4/4] answering with the default model; the first answers also measure what each step costs here"
 	@command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && echo "This machine has a GPU. The cuda backend has run on one H200 only; to try it: pip install '.[cuda]', then ppsd-run --backend cuda. This answer takes the CPU." || true
-	@$(BIN)/ppsd-run --backend cpu --compare --max-tokens 128 "$(PROMPT)"
+	@$(BIN)/ppsd-run --backend cpu --max-tokens 128 "$(PROMPT)"
+	@echo "Three short prompts, with drafts and plainly in turns:"
+	@printf '%s\n' "What is a volcano?" "Write a Python function that reverses a list." "List the planets of the solar system." \
+	  | $(BIN)/ppsd-run --backend cpu --max-tokens 48 --compare --prompts - >/dev/null
+	@echo "Go on: $(BIN)/ppsd-run --chat"
 
 # Tests need neither a GPU nor a network, beyond package installs and the default model's.
 # schemathesis is called; as a plugin it takes seconds to start.

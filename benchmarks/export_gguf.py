@@ -6,17 +6,18 @@ The file has no tokenizer: most benchmarks talk to llama.cpp in token ids.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import gguf
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import save_file
 
 from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint, as_float32
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.files import is_gguf
-from ppsd_rt.models.gguf_import import convert_gguf
 from ppsd_rt.models.resolve import resolve_model
 from ppsd_rt.models.tokenizer import load_tokenizer
 
@@ -31,8 +32,21 @@ def model_folder(name: str) -> Path:
         return path
     folder = cache_dir() / "benchmarks" / f"{path.stem}-{Checkpoint(path).hash}"
     if not folder.exists():
-        convert_gguf(path, folder)
+        as_folder(path, folder)
     return folder
+
+
+def as_folder(path: Path, folder: Path) -> None:
+    """The model of a .gguf file as a new folder that other programs read; weights in float32."""
+    checkpoint = Checkpoint(path)
+    assert checkpoint.gguf is not None
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    unfinished.mkdir(parents=True)
+    (unfinished / "config.json").write_text(json.dumps(checkpoint.gguf.config_json()))
+    (unfinished / "tokenizer_config.json").write_text(json.dumps(checkpoint.gguf.tokenizer_config()))
+    (unfinished / "tokenizer.json").write_text(checkpoint.gguf.tokenizer().to_str())
+    save_file(dict(checkpoint.tensors), unfinished / "model.safetensors", {"format": "pt"})
+    unfinished.replace(folder)
 
 
 def export(folder: Path, format: str, target: Path, tokenizer: bool = False) -> None:

@@ -192,7 +192,7 @@ class Setup:
 
     def start(self, *command: object, log: str) -> "subprocess.Popen[bytes]":
         out = open(self.folder / log, "ab", buffering=0)  # noqa: SIM115 (the process's)
-        environment = {**os.environ, "PPSD_CACHE": str(self.folder), "PPSD_ENGINE_KEY": "lose engines"}
+        environment = {**os.environ, "PPSD_CACHE": str(self.folder), "PPSD_ENGINE_KEY": "lose engines under load"}
         process = subprocess.Popen([str(word) for word in command], stdout=out, stderr=out, env=environment)
         self._stack.callback(end, process)
         return process

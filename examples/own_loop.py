@@ -47,7 +47,7 @@ def main() -> None:
         params = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature)
         prompt = [{"role": "user", "content": args.prompt}]
         ids, passes = own_loop(engine, prompt, params)
-        plain = engine.generate(prompt, params, "plain").run()
+        plain = engine.chat(args.prompt, params, "plain").run()
     except PpsdError as error:
         raise SystemExit(f"own_loop: {error}") from None
     print(engine.tokenizer.decode(ids))

@@ -152,7 +152,7 @@ def main():
     args = parser.parse_args()
     engine = Engine.from_pretrained("smollm2-135m", dtype="float32")  # for the text's ids, and to compare with
     checkpoint, prompt = engine.checkpoint, engine.encode([{"role": "user", "content": args.prompt}])
-    head = find_shipped(checkpoint.hash)
+    head = find_shipped(checkpoint)
     assert head is not None
     decoder = Decoder(checkpoint, HeadFile.load(head, checkpoint))
     for drafts in (0, DRAFTS):

@@ -1,15 +1,17 @@
 """Chat templates: the Jinja programs with which model folders turn a list of messages into one prompt.
 
-A template comes with the weights and is foreign code, so it runs in Jinja's immutable sandbox, metered (sandbox.py),
-with the settings and helpers that `transformers` gives it. What goes wrong inside it ends as a one-line `PpsdError`.
+A template comes with the weights and is foreign code, so it runs in Jinja's immutable sandbox, with the settings and
+helpers that `transformers` gives it. It may take long, so servers render in a thread; any thread may. What goes wrong
+inside it ends as a one-line `PpsdError`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from datetime import datetime
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -17,20 +19,29 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import PpsdError, UsageError
 from .files import AnyFile, AnyFolder, one_line, read_json_object, read_text
-from .sandbox import MeteredEnvironment, TooMuchWork, charge, metered
 
-# A template copies each message once or a few times and adds some text of its own: more than this is a loop gone wrong.
-_OUTPUT_ALLOWANCE = 1 << 20
-_OUTPUT_PER_INPUT = 16
-# Of the sandbox's units: seconds at most for a short conversation, and a hundred times what templates of models take.
-_WORK_ALLOWANCE = 1 << 26
-_WORK_PER_INPUT = 256
-_WORK_PER_MESSAGE = 1 << 16
-_LONGEST_SOURCE = 1 << 18  # characters
 _MEND = "mend it, or give a plain prompt instead of messages"
+_MORE_TEMPLATES = "additional_chat_templates"
+_MARK = "\ufdd1"  # no character: stands where a text ends, or in place of one
+_BLANK = "\v"  # behind the mark: is gone where the template trims what it is given
+
+# Conversations in which each role says something, for `ChatTemplate._typed_roles`.
+_CALL = {"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": {}}}
+_FUNCTION = {"type": "function", "function": {"name": "f", "description": "f", "parameters": {"type": "object"}}}
+_TRIALS: dict[str, tuple[dict[str, Any], ...]] = {
+    "user": ({"role": "user"},),
+    "system": ({"role": "system"}, {"role": "user"}),
+    "assistant": ({"role": "user"}, {"role": "assistant"}, {"role": "user"}),
+    "tool": (
+        {"role": "user"},
+        {"role": "assistant", "tool_calls": [_CALL]},
+        {"role": "tool", "tool_call_id": _CALL["id"]},
+    ),
+}
 
 
 def special_tokens(folder: AnyFolder) -> dict[str, str]:
@@ -63,29 +74,47 @@ def token_content(value: object) -> str | None:
 
 
 class ChatTemplate:
-    """A chat template and the variables (`bos_token`, `eos_token`, ...) that it may use.
+    """A model's chat templates and the variables (`bos_token`, `eos_token`, ...) that they may use.
 
-    The source is compiled at the first `render`, so that a broken template does not keep anybody from plain prompts.
+    Of several the one named `tool_use` is for requests with tools, and `default` for the others, as in transformers.
+    They are compiled at the first `render`, so that a broken one does not keep anybody from plain prompts.
     """
 
     def __init__(
-        self, source: str, variables: Mapping[str, Any] | None = None, *, origin: str = "the model folder"
+        self,
+        source: str | Mapping[str, str],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        origin: str = "the model folder",
     ) -> None:
-        """`origin` names where the source came from, for error messages."""
-        self.source = source
+        """source: of one template, or of several by name. origin: where it came from, for error messages."""
+        self.sources = {"default": source} if isinstance(source, str) else dict(source)
         self.variables: dict[str, Any] = dict(variables or {})
         self.origin = origin
         self._problem: str | None = None  # why there is no source, for whoever wants to render it
+        self._typed: dict[str, frozenset[str]] = {}
+
+    @property
+    def source(self) -> str:
+        return self.sources.get("default", "")
+
+    @property
+    def every_source(self) -> str:
+        """The default template and the one for tools: what a model's calls look like shows in one of them."""
+        return "\n".join(self.sources[name] for name in ("default", "tool_use") if name in self.sources)
 
     @cached_property
     def reads(self) -> list[str]:
-        """The variables that the template reads besides those that `render` always gives, such as `enable_thinking`.
+        """The variables that the templates read besides those that `render` always gives, such as `enable_thinking`.
 
-        Raises PpsdError where it cannot be compiled.
+        Raises PpsdError where one cannot be compiled.
         """
-        self._compiled  # noqa: B018 (says what is wrong)
+        free: set[str] = set()
         environment = _environment()
-        free = jinja2.meta.find_undeclared_variables(environment.parse(self.source))
+        for name in ("default", "tool_use"):
+            if name in self.sources:
+                self._compiled(name)  # says what is wrong
+                free |= jinja2.meta.find_undeclared_variables(environment.parse(self.sources[name]))
         return sorted(free - {*environment.globals, "messages", "tools", "documents", "add_generation_prompt"})
 
     def set(self, name: str, value: object) -> None:
@@ -100,90 +129,103 @@ class ChatTemplate:
 
     @classmethod
     def from_folder(cls, folder: AnyFolder) -> ChatTemplate | None:
-        """The chat template of a model folder, or None where it has none.
+        """The chat templates of a model folder, or None where it has none.
 
         Looked for in this order: the file chat_template.jinja; `chat_template` in tokenizer_config.json; the same in
         chat_template.json. In JSON it is a string, a list of {"name", "template"} objects or an object from names to
-        templates, of which the one named "default" is taken, else the first. Raises PpsdError for unreadable files; a
+        templates. additional_chat_templates/NAME.jinja are further ones. Raises PpsdError for unreadable files; a
         template of another shape keeps nobody from plain prompts, and is refused when it is rendered.
         """
+        more = sorted((folder / _MORE_TEMPLATES).glob("*.jinja")) if isinstance(folder, Path) else []
+        named = {path.stem: read_text(path) for path in more}
         for name in ("chat_template.jinja", "tokenizer_config.json", "chat_template.json"):
             path, problem = folder / name, None
             try:
-                source = _template_key(path) if name.endswith(".json") else read_text(path)
+                found = _template_key(path) if name.endswith(".json") else {"default": read_text(path)}
             except FileNotFoundError:
                 continue
             except _OfAnotherShape as error:
-                source, problem = "", str(error)
-            if source is not None:
-                template = cls(source, special_tokens(folder), origin=str(path))
+                found, problem = {"default": ""}, str(error)
+            if found:
+                template = cls(found | named, special_tokens(folder), origin=str(path))
                 template._problem = problem
                 return template
-        return None
+        return cls(named, special_tokens(folder), origin=str(more[0].parent)) if more else None
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final: bool = False,
         template_variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for `messages`, each a mapping with string values for "role" and "content".
 
-        One with "tool_calls" may have a null content or none. template_variables: more of what the template may use,
-        such as `tools` and `enable_thinking`. The prompt holds the special tokens as text, BOS included where the
-        template writes it, so encode it with `add_special_tokens=False`. The messages are not changed.
+        One with "tool_calls" may have a null content or none. continue_final: the prompt ends with the last message's
+        text, which the model goes on with. template_variables: more of what the template may use, such as `tools` and
+        `enable_thinking`. The prompt holds the special tokens as text, BOS included where the template writes it, so
+        encode it with `add_special_tokens=False`. The messages are not changed. A template that reads contents as
+        lists of typed parts alone gets them so.
 
-        Raises UsageError for messages of another shape, and PpsdError when the template cannot be compiled, refuses
-        the messages (`raise_exception`), fails, or does not stop: the output may have at most about a million
-        characters more than sixteen times the messages, and the work has a limit of that kind, too (sandbox.py).
+        Raises UsageError for messages of another shape and a last one that the template does not show, and PpsdError
+        when the template cannot be compiled, refuses the messages (`raise_exception`), fails, or shows no user's text.
         """
         chat = _checked_messages(messages)
         given = dict(template_variables or {})
-        size = sum(len(message.get("content") or "") for message in chat)
         try:
-            others = [{key: value for key, value in message.items() if key != "content"} for message in chat]
-            size += len(json.dumps([given, others]))
+            json.dumps(
+                [given, [{key: value for key, value in message.items() if key != "content"} for message in chat]]
+            )
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"what a chat template is given must be JSON: {one_line(error)}") from None
-        limit = _OUTPUT_ALLOWANCE + _OUTPUT_PER_INPUT * size
-        work = _WORK_ALLOWANCE + _WORK_PER_INPUT * size + _WORK_PER_MESSAGE * len(chat)
-        variables = {
-            **self.variables,
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-            **given,
-            "messages": chat,
-        }
-        template = self._compiled
-        pieces = []
+        last = chat[-1].get("content") or ""
+        if continue_final:
+            chat[-1]["content"] = last + _MARK + _BLANK
+        variables = {**self.variables, "tools": None, "documents": None}
+        variables |= {"add_generation_prompt": add_generation_prompt and not continue_final, **given}
+        name = "tool_use" if variables["tools"] is not None and "tool_use" in self.sources else "default"
+        template = self._compiled(name)
+        if name not in self._typed:
+            self._typed[name] = self._typed_roles(template, [_FUNCTION] if name == "tool_use" else None)
+        typed = self._typed[name]
         try:
-            with metered(work):
-                for piece in template.generate(variables):
-                    pieces.append(piece)
-                    limit -= len(piece)
-                    if limit < 0:
-                        break
-        except TooMuchWork:
-            raise self._broken("computes without end or needs too much memory") from None
+            text = template.render(variables | {"messages": [_in_parts(message, typed) for message in chat]})
         except _Refused as error:
             raise PpsdError(f"the chat template in {self.origin} refuses the messages: {one_line(error)}") from error
         except Exception as error:  # foreign code may raise anything
             raise self._broken(f"fails ({type(error).__name__}: {one_line(error)})") from error
-        if limit < 0:
-            raise self._broken("writes without end")
-        return "".join(pieces)
+        return _up_to_mark(text, last) if continue_final else text
 
-    @cached_property
-    def _compiled(self) -> jinja2.Template:
+    def _typed_roles(self, template: jinja2.Template, tools: list[Any] | None) -> frozenset[str]:
+        """The roles whose contents the template reads as lists of typed parts alone: rendered once with each form."""
+        typed: set[str] = set()
+        given = {**self.variables, "tools": tools, "documents": None, "add_generation_prompt": True}
+        for role, trial in _TRIALS.items():
+            chat = [{**message, "content": _MARK if message["role"] == role else "text"} for message in trial]
+            shows: list[bool | None] = []
+            for roles in (typed, typed | {role}):
+                try:
+                    shows.append(
+                        _MARK in template.render({**given, "messages": [_in_parts(one, roles) for one in chat]})
+                    )
+                except Exception:  # it wants another conversation than this one
+                    shows.append(None)
+            if shows[1] and not shows[0]:
+                typed.add(role)
+            elif role == "user" and shows == [False, False]:
+                raise self._broken("does not show what a user says")
+        return frozenset(typed)
+
+    def _compiled(self, name: str) -> jinja2.Template:
         if self._problem is not None:
             raise PpsdError(self._problem)
+        if name not in self.sources:
+            raise PpsdError(
+                f"{self.origin} has the chat templates {', '.join(self.sources)}, and none named {name}: {_MEND}"
+            )
         try:
-            if len(self.source) > _LONGEST_SOURCE:
-                raise ValueError(f"it has {len(self.source)} characters, and {_LONGEST_SOURCE} are enough for all")
-            with metered(_WORK_ALLOWANCE):
-                return _environment().from_string(self.source)
+            return _compile(self.sources[name])
         except Exception as error:  # besides TemplateSyntaxError: Python's own limits on nesting and recursion
             place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise self._broken(f"cannot be compiled ({one_line(error)}{place})") from error
@@ -192,10 +234,27 @@ class ChatTemplate:
         return PpsdError(f"the chat template in {self.origin} {how}: {_MEND}")
 
 
-def _template_key(path: AnyFile) -> str | None:
+def _in_parts(message: dict[str, Any], roles: Set[str]) -> dict[str, Any]:
+    """The message with its content as a list of typed parts, where its role is one of these."""
+    if message["role"] not in roles or message.get("content") is None:
+        return message
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def _up_to_mark(text: str, last: str) -> str:
+    """The last message's text ends there; its own blanks before go where the template has taken off those behind."""
+    place = text.rfind(_MARK)
+    if place < 0:
+        raise UsageError("the chat template changes the last message: it cannot be continued")
+    blanks = "" if text.startswith(_BLANK, place + 1) or not last.strip() else last[len(last.rstrip()) :]
+    return text[:place].removesuffix(blanks)
+
+
+def _template_key(path: AnyFile) -> dict[str, str]:
+    """The templates by name; none where the file has no such key."""
     value = read_json_object(path, missing_ok=True).get("chat_template")
     if value is None or isinstance(value, str):
-        return value
+        return {} if value is None else {"default": value}
     named: dict[str, str] = {}
     if isinstance(value, dict):
         value = [{"name": name, "template": template} for name, template in value.items()]
@@ -207,7 +266,7 @@ def _template_key(path: AnyFile) -> str | None:
             f'{path}: chat_template must be a string or a list of objects with the strings "name" and "template": '
             + _MEND
         )
-    return named.get("default", next(iter(named.values())))
+    return named
 
 
 def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -250,14 +309,19 @@ class _GenerationBlock(jinja2.ext.Extension):
         return jinja2.nodes.Scope(body, lineno=line)
 
 
+@lru_cache(16)
+def _compile(source: str) -> jinja2.Template:
+    return _environment().from_string(source)
+
+
 @cache
-def _environment() -> MeteredEnvironment:
-    return MeteredEnvironment(
-        {"raise_exception": _raise_exception, "strftime_now": _strftime_now},
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
+    environment.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.filters["tojson"] = _tojson
+    return environment
 
 
 def _raise_exception(message: object) -> NoReturn:
@@ -265,5 +329,15 @@ def _raise_exception(message: object) -> NoReturn:
 
 
 def _strftime_now(format: str) -> str:
-    charge(256 * len(format))  # the most that time.strftime gives
     return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is: Jinja's own filter escapes HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

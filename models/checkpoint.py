@@ -5,13 +5,14 @@ uint16, their bits. Those of a .gguf file are decoded to float32 when they are l
 Nothing here needs torch; `llama.LlamaForCausalLM.from_checkpoint` and the C++ backend build their models from this.
 """
 
+import base64
 import hashlib
 import json
 import logging
 import math
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from ..errors import PpsdError
@@ -28,7 +30,7 @@ from .cache import cache_dir
 from .config import LlamaConfig
 from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object
 from .quantised import QuantisedTensors, read_scheme
-from .shapes import check_shapes, model_shapes
+from .shapes import Shapes, check_shapes, model_shapes
 from .stored import FOUR_BITS, Array, Blocks, Stored, Uniform, as_float32, bfloat16_bits
 
 if TYPE_CHECKING:
@@ -72,9 +74,9 @@ class Checkpoint:
             self.config = opened.model.config
             return
         raw, stored = read_json_object(folder / "config.json"), _with_prefix(read_folder(folder))
-        scheme = read_scheme(raw, str(folder / "config.json"))
         self.config = _heads(LlamaConfig.from_folder(folder), stored)
         shapes = model_shapes(self.config)
+        scheme = None if _is_plain(raw, stored, shapes, folder) else read_scheme(raw, str(folder / "config.json"))
         if scheme is None:
             self.tensors = {name: _supported(name, stored[name], folder) for name in shapes if name in stored}
             self.stored_as = sorted({_NAMES[str(tensor.dtype)] for tensor in self.tensors.values()})
@@ -92,7 +94,7 @@ class Checkpoint:
         check_shapes(plain, shapes, str(folder))
         unused = sorted(name for name in stored if name not in used and not name.endswith(_DERIVED_SUFFIXES))
         if unused:
-            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            more = _and_more(unused)
             _LOG.info("%s: left out is what this model has no use for: tensor %s%s", folder, unused[0], more)
 
     def quantised(self, name: str) -> Uniform | None:
@@ -132,40 +134,86 @@ class Checkpoint:
         return sum(math.prod(shape) for shape in model_shapes(self.config).values())
 
     @cached_property
-    def hash(self) -> str:
-        """Sixteen hex digits that name the weights: an exit head fits exactly one model.
+    def _values(self) -> npt.NDArray[np.uint16]:
+        """[tensors, 16] bfloat16 bits: values of each tensor, in order of names, spread evenly.
 
-        Reading all weights would cost more than loading them, so each tensor gives its name, its shape and 16 of its
-        values, spread evenly and rounded to bfloat16: any other training run differs in nearly all of them, and a copy
-        saved as bfloat16 does not. Of a large model it is kept in the cache: the places are all over the files.
+        Of a large model they are kept in the cache, after their hash: the places are all over the files.
         """
+        shapes = sorted(model_shapes(self.config).items())
         stamps = [
             (str(path.resolve()), found.st_size, found.st_mtime_ns) for path in self.files if (found := path.stat())
         ]
         kept = cache_dir() / "hashes" / f"{hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]}.hash"
-        known = cache_file.read(kept, 16).decode("ascii", "replace")
-        if re.fullmatch("[0-9a-f]{16}", known):
-            return known
-        hash = self._hash()
-        if sum(size for _, size, _ in stamps) >= _LARGE:
-            cache_file.write(kept, hash.encode())
-        return hash
-
-    def _hash(self) -> str:
-        digest = hashlib.sha256()
-        for name, shape in sorted(model_shapes(self.config).items()):
+        known = cache_file.read(kept, 16 + 32 * len(shapes))
+        if len(known) == 16 + 32 * len(shapes):
+            values = np.frombuffer(known, np.uint16, offset=16).reshape(-1, 16)
+            if self._hash(values).encode() == known[:16]:
+                return values
+        rows = []
+        for name, shape in shapes:
             places = np.arange(16) * (math.prod(shape) - 1) // 15
             if self._opened is not None:
-                values = self._opened.values_at(name, places)
+                read = self._opened.values_at(name, places)
             else:
-                values = self.tensors[name].reshape(-1)[places]
+                read = self.tensors[name].reshape(-1)[places]
                 drop_pages(self.tensors[name])
-            digest.update(json.dumps([name, list(shape)]).encode() + bfloat16_bits(as_float32(values)).tobytes())
+            rows.append(bfloat16_bits(as_float32(read)))
+        values = np.stack(rows)
+        if sum(size for _, size, _ in stamps) >= _LARGE:
+            cache_file.write(kept, self._hash(values).encode() + values.tobytes())
+        return values
+
+    def _hash(self, values: npt.NDArray[np.uint16]) -> str:
+        digest = hashlib.sha256()
+        for (name, shape), row in zip(sorted(model_shapes(self.config).items()), values, strict=True):
+            digest.update(json.dumps([name, list(shape)]).encode() + row.tobytes())
         return digest.hexdigest()[:16]
+
+    @cached_property
+    def hash(self) -> str:
+        """Sixteen hex digits that name the weights.
+
+        Reading all of them would cost more than loading them, so each tensor gives its name, its shape and 16 of its
+        values as bfloat16: any other training run differs in nearly all of them, and a copy saved as bfloat16 does not.
+        """
+        return self._hash(self._values)
+
+    @cached_property
+    def sample(self) -> str:
+        """What tells a relative of the model, see `likeness`: a digest of shapes and rotation, and the values of `hash`
+        that are of matrices, in base64."""
+        how = [[*model_shapes(self.config).items()], self.config.rope_theta, self.config.rope_scaling]
+        digest = hashlib.sha256(repr([*how, self.config.layer_attention]).encode()).hexdigest()[:16]
+        matrices = [len(shape) == 2 for _, shape in sorted(model_shapes(self.config).items())]
+        return f"{digest} {base64.b64encode(self._values[matrices].tobytes()).decode()}"
+
+
+def likeness(one: str, other: str) -> float:
+    """How alike two models are, by their `sample`: the correlation of their matrices' values, each matrix weighing the
+    same; 0 where shapes or rotation differ. Another quantisation, or noise of a tenth: above 0.99. Strangers: near 0.
+
+    The bound for a relative, 0.7, has room on both sides: benchmarks/results/2026-11-29-intel-xeon-relatives.json.
+    """
+    (shapes, _, first), (others, _, second) = one.partition(" "), other.partition(" ")
+    if not first or shapes != others or len(first) != len(second):
+        return 0.0
+    try:
+        a, b = (
+            as_float32(np.frombuffer(base64.b64decode(text), np.uint16).reshape(-1, 16)) for text in (first, second)
+        )
+    except ValueError:  # a damaged file
+        return 0.0
+    sizes = [np.linalg.norm(values, axis=1, keepdims=True) for values in (a, b)]
+    a, b = (np.divide(x, size, out=np.zeros_like(x), where=size > 0) for x, size in zip((a, b), sizes, strict=True))
+    return float(np.vdot(a, b) / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30))
 
 
 def read_folder(folder: Path) -> dict[str, Stored]:
-    """Everything in `model.safetensors` or, where there is none, in the shards that its index names."""
+    """Everything in `model.safetensors` or, where there is none, what its index names in the shards.
+
+    Of tensors that several shards have, the index decides. One that is not where the index says, but in another shard,
+    is taken from there.
+    """
     index = folder / INDEX_FILE
     if (folder / SINGLE_FILE).exists():
         return _read_stored(folder / SINGLE_FILE)
@@ -176,19 +224,33 @@ def read_folder(folder: Path) -> dict[str, Stored]:
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise PpsdError(f"{index} has no weight_map of tensor names to file names; fetch the file again")
     tensors: dict[str, Stored] = {}
-    for shard in sorted(set(weight_map.values())):
+    other: dict[str, tuple[str, Stored]] = {}  # where the index does not say that it is, and in which shard
+    shards = sorted(set(weight_map.values()))
+    for shard in shards:
         if Path(shard).name != shard:
             raise PpsdError(f"{index} names the shard {shard!r}, which is not a plain file name")
-        if not (folder / shard).exists():
-            raise PpsdError(f"{folder} lacks the shard {shard} that {INDEX_FILE} names; fetch it again")
-        for name, tensor in _read_stored(folder / shard).items():
-            if weight_map.get(name) != shard:
-                raise PpsdError(f"{index} says that {name} is in {weight_map.get(name)}, but it is in {shard}")
-            tensors[name] = tensor
-    for name, shard in weight_map.items():
-        if name not in tensors:
-            raise PpsdError(f"{index} says that {name} is in {shard}, but it is not there")
+    lacking = [shard for shard in shards if not (folder / shard).exists()]
+    if lacking:  # of an older copy, perhaps, whose weights lie in other files by now
+        shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    for shard in shards:
+        found = _read_stored(folder / shard)
+        other |= {name: (shard, tensor) for name, tensor in found.items() if weight_map.get(name) != shard}
+        tensors |= {name: tensor for name, tensor in found.items() if weight_map.get(name) == shard}
+    if lacking and not weight_map.keys() <= tensors.keys() | other.keys():
+        raise PpsdError(f"{folder} lacks the shard {lacking[0]} that {INDEX_FILE} names; fetch it again")
+    moved = sorted(weight_map.keys() - tensors.keys() & other.keys())
+    if moved:
+        name, shard = moved[0], other[moved[0]][0]
+        _LOG.info("%s: %s is in %s, not in %s%s", index, name, shard, weight_map[name], _and_more(moved))
+        tensors |= {name: other.pop(name)[1] for name in moved}
+    if other:
+        name, (shard, _) = min(other.items())
+        _LOG.info("%s: left out is what it does not name: %s in %s%s", index, name, shard, _and_more(other))
     return tensors
+
+
+def _and_more(names: Collection[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _with_prefix(tensors: dict[str, Stored]) -> dict[str, Stored]:
@@ -261,6 +323,16 @@ def _readable(path: Path) -> Iterator[None]:
         raise PpsdError(f"{path} is truncated or corrupt ({reason}); fetch the file again") from None
 
 
+def _is_plain(raw: Mapping[str, Any], stored: Mapping[str, Stored], shapes: Shapes, folder: Path) -> bool:
+    """Are all matrices there as floats, whatever config.json says? Copies that were dequantised keep its old words."""
+    matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
+    plain = all(name in stored and stored[name].dtype in _FLOATS for name in matrices)
+    plain = plain and all(stored[name].data.shape == shape for name, shape in matrices.items())
+    if plain and (raw.get("quantization_config") or raw.get("compression_config")):
+        _LOG.info("%s: the weights are not quantised, so the quantization_config of config.json is left out", folder)
+    return plain
+
+
 def _heads(config: LlamaConfig, tensors: dict[str, Stored]) -> LlamaConfig:
     """The configuration as the weights have it: a model that is tied may hold its matrix under the name of the LM head,
     or twice, which makes one of them, or an LM head that was trained apart."""
@@ -287,13 +359,13 @@ def save(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) 
         parts = dict(sorted(tensors.items(), key=lambda part: (-part[1].itemsize, part[0])))
         header = {name: (_CODES[part.dtype], part.shape, part.nbytes) for name, part in parts.items()}
         data = [np.ascontiguousarray(part).tobytes() for part in parts.values()]
-        unfinished.write_bytes(b"".join([safetensors_header(header, metadata), *data]))
+        unfinished.write_bytes(b"".join([_header_of(header, metadata), *data]))
         unfinished.replace(path)
     except OSError as error:
         raise PpsdError(f"cannot write {path}: {error}") from None
 
 
-def safetensors_header(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
+def _header_of(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
     """Of a file with these tensors one after the other. tensors: dtype, shape and size in bytes of each."""
     table: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0

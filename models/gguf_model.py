@@ -123,7 +123,7 @@ def _read_architecture(gguf: GgufFile) -> str:
 
 
 def _read_config(gguf: GgufFile, arch: str, biases: _Biases) -> dict[str, Any]:
-    """Everything of `config.json` but the dtype and the token ids."""
+    """Everything of `config.json` but the token ids."""
     # Whose modules in transformers compute the same.
     family = "qwen2" if arch == "llama" and biases == _Biases(True, False, False) else arch
     heads = gguf.integer(f"{arch}.attention.head_count")
@@ -263,18 +263,18 @@ class GgufModel:
     """A model that can be run, read from a GGUF file: all but the data of its weights."""
 
     gguf: GgufFile
-    raw: dict[str, Any]  # what config.json says, but for the dtype and the token ids
+    raw: dict[str, Any]  # what config.json says, but for the token ids
     tokens: Tokens
     weights: tuple[GgufWeight, ...]  # in the model's order
 
     @cached_property
     def config(self) -> LlamaConfig:
         """Raises PpsdError that names the file, for values out of range."""
-        return LlamaConfig.from_dict(self.config_json("float32"), str(self.gguf.path))
+        return LlamaConfig.from_dict(self.config_json(), str(self.gguf.path))
 
-    def config_json(self, dtype: str) -> dict[str, Any]:
-        """What `config.json` says of the model with weights of `dtype`."""
-        return {**self.raw, "torch_dtype": dtype, **generation_config(self.tokens)}
+    def config_json(self) -> dict[str, Any]:
+        """What `config.json` says of the model."""
+        return {**self.raw, **generation_config(self.tokens)}
 
     def tokenizer(self) -> Tokenizer:
         return build_tokenizer(self.gguf, self.tokens)
@@ -311,14 +311,6 @@ def decode(data: NDArray[np.uint8], tensor: GgufTensor) -> Floats:
         return dequantize(data, GGMLQuantizationType(tensor.kind)).reshape(len(data), tensor.shape[-1])
 
 
-def check_finite(gguf: GgufFile, tensor: GgufTensor, values: Floats) -> float:
-    """The largest absolute value. Raises PpsdError that names the tensor, where one is NaN or infinite."""
-    largest = max(float(values.max()), -float(values.min()))
-    if not math.isfinite(largest):
-        raise gguf.bad(f"the tensor {tensor.name!r} holds NaN or infinite values: the file is damaged")
-    return largest
-
-
 def open_tensors(path: Path) -> "GgufTensors":
     """Raises PpsdError, one line that names the file and what is wrong with it."""
     try:
@@ -343,7 +335,8 @@ class GgufTensors(Mapping[str, Floats]):
     def __getitem__(self, name: str) -> Floats:
         weight = self._weights[name]
         values = weight.decode(self._stored(name)).reshape(weight.tensor.shape)
-        check_finite(self._gguf, weight.tensor, values)
+        if not math.isfinite(max(float(values.max()), -float(values.min()))):
+            raise self._gguf.bad(f"the tensor {weight.tensor.name!r} holds NaN or infinite values: the file is damaged")
         return values.copy() if np.may_share_memory(values, self._files[weight.tensor.path]) else values
 
     def __contains__(self, name: object) -> bool:  # Mapping's own would decode it

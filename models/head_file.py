@@ -1,6 +1,7 @@
 """An exit head's file: safetensors with metadata. See exit_head.py for the kinds of heads. Nothing here needs torch."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PpsdError, UsageError
-from .checkpoint import Checkpoint, read_file, read_metadata, save
+from .checkpoint import Checkpoint, likeness, read_file, read_metadata, save
 from .config import LlamaConfig
 from .files import one_line, parse_json
 from .shapes import Shapes, check_shapes, layer_shapes
 from .stored import Array, as_float32
+
+_LOG = logging.getLogger(__name__)
 
 FORMAT = "ppsd-exit-head-1"
 LAYERS = {"norm": 0, "adapter": 1, "layer": 1, "two-layer": 2, "feedback": 1}  # of the body
@@ -24,6 +27,7 @@ NGRAM = "ngram"  # no head at all: what usually follows in the model's own text
 EAGLE3 = "eagle3"  # others train these: eagle3.py
 MOST_TEXT_IDS = 512  # the newest of a text, drafted beside those that a file lists: kMost of draft_vocabulary.h
 DISTANCES = 6  # rows after the newest verified one to which its last hidden state is of use
+RELATIVE = 0.7  # a model at least so alike is a relative of the one that a head was trained for
 BLOCK = 32  # weights of a row of an int8 matrix that share a scale, as in the CPU's int8 format
 SCALES = ".scales"  # after the matrix's name: float16 [rows, columns / BLOCK]
 
@@ -35,16 +39,31 @@ class HeadInfo:
     kind: str
     exit_layer: int  # how many layers the draft runs; 0: the head reads the embeddings
     model: str  # name, for people
-    model_hash: str  # Checkpoint.hash of the one model that it fits
+    model_hash: str  # Checkpoint.hash of the model that it was trained for
     recipe: dict[str, Any] = field(default_factory=dict)  # how it was trained
     acceptance: dict[str, Any] = field(default_factory=dict)  # measured on held-out text
     intermediate_size: int = 0  # of its MLP; 0: the model's
     feedback_rank: int = 0  # of each matrix of `feedback`, which then is a product of two; 0: they are whole
+    sample: str = ""  # Checkpoint.sample of that model; heads of before 2026-11-29 have none
 
     @property
     def hears(self) -> bool:
         """Whether last hidden states of verified tokens reach it."""
         return self.kind == "feedback"
+
+    def check_swap(self, used: "HeadInfo | None") -> None:
+        """PpsdError where this head cannot take the place of the one in use between two answers: the layers are cut
+        after that one, and what its drafts cost has been measured."""
+        ours, theirs = (
+            None if one is None else (one.kind, one.exit_layer, one.intermediate_size, one.feedback_rank)
+            for one in (self, used)
+        )
+        if ours != theirs:
+            said = "none" if used is None else f"{used.kind} after layer {used.exit_layer}"
+            raise PpsdError(
+                f"an exit head of kind {self.kind} after layer {self.exit_layer} in the place of {said}: it has other "
+                "sizes than this engine's: give both the same --exit-head"
+            )
 
     def check(self, config: LlamaConfig) -> None:
         if self.kind == NGRAM:
@@ -110,13 +129,17 @@ class HeadFile:
 
     @classmethod
     def load(cls, path: Path, model: Checkpoint) -> "HeadFile":
-        """Raises PpsdError when the file is damaged, or belongs to another model."""
+        """Raises PpsdError when the file is damaged, or its shapes are not this model's.
+
+        A head cannot change an answer, so one that was trained for another model is taken too; the log says so.
+        """
         info = read_info(path)
         if info.model_hash != model.hash:
-            raise PpsdError(
-                f"{path} was trained for {info.model} (hash {info.model_hash}), not for this model "
-                f"(hash {model.hash}); train one with `ppsd-run distill`"
+            alike = likeness(info.sample, model.sample)
+            kin = (
+                f"a relative of this model ({alike:.0%} alike)" if alike >= RELATIVE else "another model: seldom right"
             )
+            _LOG.info("drafting with the exit head of %s, %s", info.model, kin)
         info.check(model.config)
         tensors = read_file(path, integers=True)
         draft_ids = tensors.pop("draft_ids", None)
@@ -204,7 +227,8 @@ def read_info(path: Path) -> HeadInfo:
         if not all(isinstance(value, dict) for value in objects.values()):
             raise ValueError("recipe and acceptance are JSON objects")
         sizes: dict[str, Any] = {name: int(raw.get(name, "0")) for name in ("intermediate_size", "feedback_rank")}
-        return HeadInfo(raw["kind"], int(raw["exit_layer"]), raw["model"], raw["model_hash"], **objects, **sizes)
+        named = raw["kind"], int(raw["exit_layer"]), raw["model"], raw["model_hash"]
+        return HeadInfo(*named, **objects, **sizes, sample=raw.get("sample", ""))
     except (KeyError, ValueError) as error:
         raise PpsdError(
             f"{path}: the exit head's metadata is damaged ({one_line(error)}); fetch or train it again"
@@ -249,12 +273,13 @@ def _check_successors(rows: Array, config: LlamaConfig, path: Path) -> None:
         raise PpsdError(f"{path}: the table of successors is damaged; fetch or count it again")
 
 
-def find_shipped(model_hash: str) -> Path | None:
-    """The head that comes with the project for the model with this hash, if there is one."""
-    for path in sorted((Path(__file__).parent / "heads").glob("*.safetensors")):
-        if read_info(path).model_hash == model_hash:
-            return path
-    return None
+def find_shipped(model: Checkpoint) -> Path | None:
+    """The head that comes with the project for this model or, if there is none, for its nearest relative."""
+    infos = {path: read_info(path) for path in sorted((Path(__file__).parent / "heads").glob("*.safetensors"))}
+    fits = {path: 1.0 for path, info in infos.items() if info.model_hash == model.hash}
+    fits = fits or {path: likeness(info.sample, model.sample) for path, info in infos.items()}
+    best = max(fits, key=lambda path: fits[path], default=None)
+    return best if best and fits[best] >= RELATIVE else None
 
 
 def check_draft_ids(ids: Sequence[int], config: LlamaConfig) -> npt.NDArray[np.int32]:

@@ -1,20 +1,10 @@
-"""Models of the Hugging Face hub, in the cache folder of `huggingface_hub` (`HF_HOME`).
+"""Models of the Hugging Face hub, fetched by `huggingface_hub` into its own cache folder (`HF_HOME`)."""
 
-That package finds out what there is and lays the files out; here the large ones are fetched first, so that a download
-that was interrupted goes on where it ended. (The package itself begins an unfinished file anew.)
-"""
-
-import hashlib
-import logging
 import re
-import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from io import BufferedWriter, FileIO
+from collections.abc import Sequence
+from glob import escape
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 from ..errors import PpsdError
 from ..extras import need
@@ -23,152 +13,83 @@ from .files import one_line
 
 _FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
 _OF_HEADS = ["config.json", "*.safetensors*", TORCH_FILE]
-_DOUBLES = ["*/*", "consolidated*"]  # the same weights once more, in other formats or under other names
-_LARGE = 1 << 20  # bytes; smaller files are left to the package
-_LOG = logging.getLogger(__name__)
+_DOUBLES = [
+    "*/*.json",
+    "*/*.safetensors*",
+    "consolidated*",
+]  # the same once more, in other formats or for other programs
+_USUAL_TAG = "Q4_K_M"
+_NO_MODEL = re.compile(r"mmproj|imatrix", re.IGNORECASE)  # what lies beside models in .gguf files
+_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE)
 
 
 def hub_model(name: str, *, head: bool = False) -> Path:
     """The folder of the model `name`, with the files that this runtime uses and no others. head: it is an exit head.
 
-    Raises PpsdError: no such model, a gated one, one without safetensors, no network, no room.
+    `org/name:TAG`, or a repository without safetensors: one .gguf file, by its quantisation (case does not matter) or
+    its whole name; without a tag Q4_K_M or else the first one, as llama.cpp's `-hf` does. Of a split one all parts are
+    fetched, and the first is given.
+
+    Raises PpsdError: no such model, a gated one, one without weights that can be read, no network, no room.
     """
     need("huggingface_hub", "hub", f"there is no folder {name} here, and the hub")
-    import huggingface_hub
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors, utils
 
-    wanted: dict[str, Any] = {"allow_patterns": _OF_HEADS if head else _FILES, "ignore_patterns": _DOUBLES}
+    if sys.stderr is None or not sys.stderr.isatty():
+        utils.disable_progress_bars()
+    repository, _, tag = name.partition(":")
     try:
-        with _no_bars_of_the_package():
-            _fetch_large(name, wanted)
-            return Path(huggingface_hub.snapshot_download(name, **wanted))
+        return _fetched(repository, tag, head)
     except errors.GatedRepoError:
         raise PpsdError(f"{name} is gated: accept its terms on the hub, then log in with `hf auth login`") from None
     except errors.RepositoryNotFoundError:
         raise PpsdError(f"there is no folder {name} here and no model {name} on the hub (or it is private)") from None
     except errors.LocalEntryNotFoundError:
         missing = f"{name} is neither a folder here nor in the hub's cache"
-        raise PpsdError(f"{missing}, and the hub cannot be reached") from None
+        why = (
+            "HF_HUB_OFFLINE=1 forbids asking it: unset it" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        )
+        raise PpsdError(f"{missing}, and {why}") from None
     except PpsdError:
         raise
     except Exception as error:  # the hub, its HTTP library, the disk: a long and changing list
         reason = one_line(error) or type(error).__name__
-        raise PpsdError(f"{name} could not be fetched from the hub: {reason}; what came is kept, try again") from None
+        raise PpsdError(f"{name} could not be fetched from the hub: {reason}; try again") from None
 
 
-def _fetch_large(name: str, wanted: dict[str, Any]) -> None:
-    """All large files that the cache lacks, one after the other, under one progress bar. wanted: patterns."""
-    import huggingface_hub
-    from huggingface_hub import errors
+def _fetched(repository: str, tag: str, head: bool) -> Path:
+    from huggingface_hub import constants, errors, model_info, snapshot_download
 
     try:
-        plan = huggingface_hub.snapshot_download(name, **wanted, dry_run=True)
-    except (errors.DryRunError, errors.LocalEntryNotFoundError):
-        return  # out of reach: the cache may have it
-    names = {file.filename for file in plan}
-    if "config.json" not in names or not any(file.endswith((".safetensors", ".bin")) for file in names):
-        raise PpsdError(f"{name} on the hub lacks config.json or *.safetensors: only such models can be loaded")
-    missing = [file for file in plan if file.will_download and file.file_size >= _LARGE]
-    if not missing:
-        return
-    total = sum(file.file_size for file in missing)
-    with _bar(name, total) as advance:
-        for file in missing:
-            _fetch(name, file, advance)
+        files = sorted(file.rfilename for file in model_info(repository).siblings or ())
+    except (errors.GatedRepoError, errors.RepositoryNotFoundError, errors.HFValidationError):
+        raise
+    except Exception as error:  # out of reach: the cache may have it
+        snapshots = Path(constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}", "snapshots")
+        found = [path.relative_to(snapshots).parts[1:] for path in snapshots.rglob("*") if path.is_file()]
+        if not found:
+            raise errors.LocalEntryNotFoundError(str(error)) from error
+        files = sorted("/".join(parts) for parts in found)
+    weights = (".safetensors", ".bin") if head else (".safetensors",)
+    whole = "config.json" in files and any(file.endswith(weights) and "/" not in file for file in files)
+    models = [file for file in files if file.lower().endswith(".gguf") and not _NO_MODEL.search(file)]
+    if not head and (tag or (models and not whole)):
+        parts = _gguf_parts(repository, models, tag)
+        return Path(snapshot_download(repository, allow_patterns=[escape(part) for part in parts])) / parts[0]
+    if not whole:
+        raise PpsdError(f"{repository} on the hub has neither config.json with *.safetensors nor a .gguf file")
+    patterns = _OF_HEADS if head else _FILES
+    return Path(snapshot_download(repository, allow_patterns=patterns, ignore_patterns=_DOUBLES))
 
 
-def _fetch(name: str, file: Any, advance: Callable[[int], None]) -> None:
-    """A file into the cache's folder `blobs`, where the package finds it; what is there of it already is kept."""
-    from filelock import FileLock
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
-
-    url = hf_hub_url(name, file.filename, revision=file.commit_hash)
-    found = get_hf_file_metadata(url)
-    if found.etag is None:  # then the package says what is wrong
-        return
-    blob = Path(file.local_path).parents[2] / "blobs" / found.etag  # of MODEL/snapshots/COMMIT/FILE
-    partial = blob.with_name(f"{blob.name}.ppsd-rt")
-    headers = build_hf_headers()
-    if urlsplit(found.location).netloc != urlsplit(url).netloc:
-        headers.pop("authorization", None)  # it is the hub's, and nobody else's
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(blob.with_name(f"{blob.name}.ppsd-rt.lock")):
-        if blob.exists():  # another process has fetched it
-            advance(file.file_size)
-            return
-        if partial.exists() and partial.stat().st_size > file.file_size:
-            partial.unlink()
-        with _Counted(partial, advance) as out:
-            there = out.tell()
-            _refuse_full_disk(name, blob.parent, file.file_size - there)
-            advance(there)
-            http_get(found.location, out, resume_size=there, headers=headers, expected_size=file.file_size)
-        if there and re.fullmatch("[0-9a-f]{64}", found.etag):
-            _check_hash(partial, found.etag, file.filename)
-        partial.replace(blob)
-
-
-def _refuse_full_disk(name: str, folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise PpsdError(
-            f"{name} needs {needed / 1e9:.1f} GB more, {folder} has {free / 1e9:.1f} GB free; "
-            "make room or choose another place (HF_HOME is the hub's)"
-        )
-
-
-def _check_hash(path: Path, expected: str, name: str) -> None:
-    """Of a file that came in several pieces."""
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
-        path.unlink()
-        raise PpsdError(f"{name} was damaged on its way (its hash differs): fetch it again")
-
-
-class _Counted(BufferedWriter):
-    """A file that goes on, and tells what is written to it; bytes that are taken back count as negative."""
-
-    def __init__(self, path: Path, advance: Callable[[int], None]) -> None:
-        super().__init__(FileIO(path, "ab"))
-        self._advance = advance
-
-    def write(self, data: Any) -> int:
-        self._advance(len(data))
-        return super().write(data)
-
-    def seek(self, place: int, whence: int = 0) -> int:
-        self._advance(place - self.tell())
-        return super().seek(place, whence)
-
-
-@contextmanager
-def _bar(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Gives advance(bytes): a bar on a terminal, else one line."""
-    if not sys.stderr.isatty():
-        _LOG.info("fetching %s (%d MB)", name, round(total / 1e6))
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
-        task = progress.add_task(f"fetching {name}", total=total)
-        yield lambda count: progress.advance(task, count)
-
-
-@contextmanager
-def _no_bars_of_the_package() -> Iterator[None]:
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    if are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
+def _gguf_parts(repository: str, models: Sequence[str], tag: str) -> list[str]:
+    """The .gguf file of this tag, or all parts of it. PpsdError, with what there is, where there is none."""
+    wanted = re.compile(rf"(^|[-._/]){re.escape(tag or _USUAL_TAG)}($|[-._/])", re.IGNORECASE)
+    found = [file for file in models if tag == file] or [file for file in models if wanted.search(file)]
+    found = sorted(found, key=len) or list(
+        models if not tag else ()
+    )  # the shortest: others have a variant's name besides
+    if not found:
+        here = ", ".join(models) or "none"
+        raise PpsdError(f"{repository} on the hub has no .gguf file for {tag!r}; its .gguf files are: {one_line(here)}")
+    return [file for file in models if _PART.sub("", file) == _PART.sub("", found[0])]

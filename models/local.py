@@ -59,8 +59,9 @@ def _own() -> Iterator[LocalModel]:
 def _of_hub() -> Iterator[LocalModel]:
     for path in sorted(hub_cache().glob(f"{_HUB}*")):
         if path.is_dir() and not path.is_symlink():
-            name = path.name.removeprefix(_HUB).replace("--", "/")
-            yield LocalModel(name, path, _bytes(path), _snapshot(path), True)
+            name, weights = path.name.removeprefix(_HUB).replace("--", "/"), _snapshot(path)
+            tag = f":{weights.name}" if weights is not None and weights.suffix == ".gguf" else ""
+            yield LocalModel(f"{name}{tag}", path, _bytes(path), weights, True)
 
 
 def _snapshot(path: Path) -> Path | None:
@@ -69,7 +70,7 @@ def _snapshot(path: Path) -> Path | None:
     with suppress(OSError):
         found += [path / "snapshots" / (path / "refs" / "main").read_text().strip() / "config.json"]
     folders = [file.parent for file in found if file.is_file() and any(file.parent.glob("*.safetensors"))]
-    return folders[-1] if folders else None
+    return folders[-1] if folders else next(iter(sorted(path.glob("snapshots/*/**/*.gguf"))), None)
 
 
 def _bytes(path: Path) -> int:

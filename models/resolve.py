@@ -11,15 +11,15 @@ from .default_model import default_model
 from .hub import hub_model
 
 _DEFAULT_NAMES = (DEFAULT_NAME, "default")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_FORMS = f"a model folder, a .gguf file, {DEFAULT_NAME}, or a hub name (org/name)"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[\w.-]+)?", re.ASCII)
+_FORMS = f"a model folder, a .gguf file, {DEFAULT_NAME}, or a hub name (org/name, org/name:Q4_K_M)"
 
 
 def resolve_model(name: str) -> Path:
     """The local Hugging-Face-style folder of a model, or its .gguf file; fetched first if need be.
 
     `name` is `smollm2-135m` (or `default`), else the path of a folder with a config.json, else the path of a .gguf
-    file, else `org/name` on the Hugging Face hub.
+    file, else `org/name` on the Hugging Face hub, of which `:Q4_K_M` names one .gguf file.
     Raises PpsdError, one line that says what is wrong with the name or with the model behind it.
     """
     if name in _DEFAULT_NAMES:
@@ -60,7 +60,8 @@ def _model_folder(folder: Path) -> Path:
 
 
 def _looks_like_a_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or name.endswith((".gguf", "/")) or name.count("/") > 1 or "\\" in name
+    before = name.partition(":")[0]  # of the tag of a hub's .gguf file
+    return name.startswith((".", "/", "~")) or before.endswith((".gguf", "/")) or name.count("/") > 1 or "\\" in name
 
 
 def _suggestion(name: str) -> str:

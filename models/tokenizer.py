@@ -15,7 +15,7 @@ import re
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,13 +228,13 @@ class _JsonTokenizer(Tokenizer):
             else:  # of a list
                 self.base_size = made.get_vocab_size(with_added_tokens=False)
         self._path = path
-        self._bytes_of, self._leading_spaces = _compiled_decoder(state, path)
         self._pieces: dict[tuple[int, bool], bytes] = {}  # that have been asked for
         names = special_tokens(folder)
         if all(token.content != names.get("eos_token") for token in _added_tokens(folder).values()):
             self._end_of(names, path)  # before it gets an id like the others
         self._add_tokens(folder, names)
         known = self._tokenizer.get_added_tokens_decoder()
+        self._bytes_of, self._leading_spaces = _compiled_decoder(state, path, {each.content for each in known.values()})
         special = {token.content for token in known.values() if token.special}
         # A token that one file calls special stays so, whatever another one says.
         special |= {token.content for token in added.values() if token.special}
@@ -507,9 +507,12 @@ def _panic_reports_dropped() -> Iterator[None]:
                     os.write(stderr, report.read())
 
 
-def _compiled_decoder(state: dict[str, Any] | None, path: AnyFile) -> tuple[Callable[[str, bool], bytes], int]:
+def _compiled_decoder(
+    state: dict[str, Any] | None, path: AnyFile, added: Set[str]
+) -> tuple[Callable[[str, bool], bytes], int]:
     """What the "decoder" of a tokenizer.json makes of one token, and how many leading spaces of the text it strips.
 
+    added: tokens that are cut out of a text before its bytes get letters, so they are text where all others are bytes.
     Raises PpsdError for decoders whose result for a token depends on its neighbours; no Llama-family model has one.
     """
     steps: list[Callable[[str, bool], str | bytes]] = []
@@ -522,7 +525,7 @@ def _compiled_decoder(state: dict[str, Any] | None, path: AnyFile) -> tuple[Call
             case {"type": "Strip", "content": " ", "start": int(start), "stop": 0} if fused:
                 leading_spaces += start
             case {"type": "ByteLevel"} if not fused:
-                steps.append(_byte_level)
+                steps.append(lambda token, first: token.encode() if token in added else _byte_level(token))
                 fused = True
             case {"type": "ByteFallback"} if not fused:
                 steps.append(_byte_fallback)
@@ -553,8 +556,8 @@ def _flat(state: dict[str, Any] | None) -> list[Any]:
     return [state]
 
 
-def _byte_level(token: str, first: bool) -> bytes:
-    """The inverse of the byte-level alphabet; a token with other characters (an added one) is its own text."""
+def _byte_level(token: str) -> bytes:
+    """The inverse of the byte-level alphabet; a token with other characters is its own text."""
     values = [_BYTE_OF.get(character, -1) for character in token]
     return token.encode() if -1 in values else bytes(values)
 

@@ -299,15 +299,15 @@ class Measured:
 class Ngrams:
     """What followed 1 to 16 tokens in all texts of an engine, in so many bytes at most: copies come from here."""
 
-    def __init__(self, bytes: int = ...) -> None: ...
-    def of(self, owner: int) -> Ngrams:
-        """The same, for texts of this owner: those of different owners never see each other."""
+    def __init__(self, bytes: int = ..., clock: int = ...) -> None: ...
+    def of(self, owner: int | None) -> Ngrams:
+        """The same, for texts of this owner, which other owners' never see; None: for one that is found by no other."""
 
     def know(self, counted: npt.NDArray[np.int32]) -> None:
-        """Counted beforehand: (the token before the last, -1 for none; the last; what follows; how often)."""
+        """Counted beforehand, for all: (the token before the last, -1 for none; the last; what follows; how often)."""
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """A whole text, as if it had been read and said here."""
+        """A whole text of an owner, as if it had been read and said here."""
 
 class Planner:
     """Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted."""

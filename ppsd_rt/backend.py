@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ._native import LoopAnswer
 
 NO_NUMBER = "the model's output is not a number: its weights are damaged, or overflow in this format"
+SHARED = 2**64 - 2  # the owner of all that is shared
 ENDED = "this generation was ended: what the engine was asked for next needs it alone"
 _TOGETHER = 64  # rows of logits that are held at once
 
@@ -47,7 +48,8 @@ class RunOptions:
     prompt_progress: called now and then while the prompt is computed, with the rows done and the rows to do; the last
     time with all of them, however it ends. The cpu and torch backends call it.
     owner: drafts are copied from this text and from others of the same owner, and from nobody else's; None: from this
-    text alone.
+    text alone, and nobody copies from it.
+    shared: but from all texts that are shared, whoever owns them, and from no other ones.
     kept: where the engine keeps answers to learn from, this one too.
     """
 
@@ -57,7 +59,17 @@ class RunOptions:
     masks: Masks | None = None
     prompt_progress: Callable[[int, int], None] | None = None
     owner: int | None = 0
+    shared: bool = False
     kept: bool = True
+
+    @property
+    def copied_by(self) -> int | None:
+        return copied_by(self.owner, self.shared)
+
+
+def copied_by(owner: int | None, shared: bool) -> int | None:
+    """The owner of a text in the memory of answers. What was shared is found only by what is shared."""
+    return SHARED if shared and owner is not None else owner
 
 
 class Cancellation:

@@ -1,4 +1,4 @@
-"""The engine: a model, its exit head and a backend, and `generate`."""
+"""The engine: a model, its exit head and a backend, and `chat` and `generate`."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +12,9 @@ from weakref import WeakSet
 from .arguments import check_unicode, whole_number
 from .backend import Backend, RunOptions
 from .backends import check_machine, make_backend
+from .chat.prompt import ChatPrompt
+from .chat.reader import message_of
+from .chat.tools import Tools, functions_of
 from .errors import ContextFull, PpsdError, UsageError
 from .find_head import find_head
 from .forks import hears_of_forks
@@ -27,7 +30,6 @@ from .pipeline.rounds import Logprob
 from .pipeline.schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
 from .printable import quoted
 from .sampling.grammar import Grammar, Grammars, Masks
-from .sampling.grammar_trials import Cancel
 from .sampling.grammar_worker import Unheld
 from .sampling.params import MOST_LOGPROBS, SamplingParams
 from .stages import Stages
@@ -35,6 +37,9 @@ from .stages import Stages
 if TYPE_CHECKING:
     from .async_generation import AsyncGeneration
     from .learning.learner import Learner
+
+# Whose messages these are; over HTTP there are no others. A template may have more, which it names.
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def with_end(config: LlamaConfig, tokenizer: Tokenizer) -> LlamaConfig:
@@ -45,7 +50,7 @@ def with_end(config: LlamaConfig, tokenizer: Tokenizer) -> LlamaConfig:
 
 
 class Engine:
-    """`Engine.from_pretrained("smollm2-135m").generate("Once upon a time").run().text`"""
+    """`Engine.from_pretrained("smollm2-135m").chat("Why is the sky blue?").run().text`"""
 
     def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer, backend: Backend, name: str) -> None:
         self.checkpoint, self.tokenizer, self.backend, self.name = checkpoint, tokenizer, backend, name
@@ -55,6 +60,7 @@ class Engine:
         self._answers: WeakSet[Generation] = WeakSet()
         self._swapping = Lock()  # taken while an answer is made too
         self.learner: Learner | None = None
+        self._exit_head = "auto"
         hears_of_forks(self)
 
     @classmethod
@@ -92,13 +98,13 @@ class Engine:
         check_machine(device, threads)  # before a model is fetched
         try:
             checkpoint, tokenizer = open_model(str(model), backend)
-            file = find_head(str(exit_head), checkpoint)  # one of another model is refused at once
+            file = find_head(str(exit_head), checkpoint)  # one that does not fit is refused at once
             with progress(sum(path.stat().st_size for path in checkpoint.files)):
                 made = make_backend(backend, checkpoint, dtype, device, threads, stages, kv_dtype, kv_memory)
                 engine = cls(checkpoint, tokenizer, made, str(model))
-                engine._use_head(file)
+                engine._use_head(file, str(exit_head))
             if learn is not None:
-                engine.learn(Path(learn), str(exit_head))
+                engine.learn(Path(learn))
         except MemoryError:
             raise PpsdError(f"not enough memory to load {model}: free some, or choose a smaller --dtype") from None
         return engine
@@ -137,35 +143,44 @@ class Engine:
         return self.backend.head
 
     def use_head(self, exit_head: str | Path | None) -> None:
-        """Change the exit head; `exit_head` as in `from_pretrained`. Ends the answer in the making, if there is one.
+        """Change the exit head; `exit_head` as in `from_pretrained`. Ends the answer in the making, if there is one,
+        and learning: what is learned from another head would replace this one.
 
-        Raises UsageError for a name that means nothing, and PpsdError for a file that is missing, damaged or was
-        trained for another model.
+        Raises UsageError for a name that means nothing, and PpsdError for a file that is missing, damaged or
+        does not fit the model.
         """
-        self._use_head(find_head(str(exit_head), self.checkpoint))
+        self._use_head(find_head(str(exit_head), self.checkpoint), str(exit_head))
 
-    def _use_head(self, file: HeadFile | None) -> None:
+    def _use_head(self, file: HeadFile | None, name: str) -> None:
+        if self.learner:
+            self.learner.close()
+        self.learner, self._exit_head = None, name
         self.backend.use_head(file if file is not None and file.drafts else None)
         self._counted = None if file is None else file.successors
         self.forget()
 
-    def learn(self, folder: Path, exit_head: str = "auto") -> None:
+    def learn(self, folder: Path, exit_head: str | None = None) -> None:
         """Keep prompts and answers in this folder from now on, and use the heads that are learned there.
 
-        exit_head: the one to begin with. Raises UsageError where this backend cannot; PpsdError for a folder of another
-        model, or one that another process keeps answers in.
+        exit_head: the one to begin with; None: the one in use. Raises UsageError where this backend cannot; PpsdError
+        for a folder of another model, one that another process keeps answers in, and a head of other sizes than the
+        one in use.
         """
         if self.backend.name not in ("cpu", "ranks"):
             raise UsageError("--learn needs the cpu backend: leave it out with torch and cuda")
         from .learning.learner import Learner
 
-        self.learner = Learner(self, folder, exit_head)
+        file = find_head(exit_head, self.checkpoint) if exit_head is not None else None
+        if file is not None and file.drafts:
+            file.info.check_swap(self.head)
+        self.learner = Learner(self, folder, exit_head or self._exit_head)
 
     def swap_head(self, file: HeadFile) -> bool:
         """Draft with this head, of the same sizes as the one in use, from the next answer on.
 
-        False: some answers have not ended, and nothing has changed.
+        False: some answers have not ended, and nothing has changed. PpsdError: it has other sizes.
         """
+        file.info.check_swap(self.head)
         swapping: Any = self.backend  # one that `learn` has not refused
         with self._swapping:
             if not self._idle():
@@ -247,10 +262,52 @@ class Engine:
         template = self.tokenizer.chat_template
         if template is None:
             raise PpsdError(f"{self.name} has no chat template; give it plain text (--raw)")
+        self._check_roles(messages)
         text = template.render(messages, template_variables=variables)
         for number, message in enumerate(messages, 1):
             check_unicode(message.get("content") or "", f"message {number}")
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _check_roles(self, messages: list[Any]) -> None:
+        """UsageError for a role that there is not."""
+        template = self.tokenizer.chat_template
+        for number, message in enumerate(messages, 1):
+            role = message.get("role") if isinstance(message, Mapping) else None
+            if isinstance(role, str) and role not in ROLES and role not in (template.source if template else ""):
+                raise UsageError(f"message {number} has the role {quoted(role)}, and not one of {', '.join(ROLES)}")
+
+    def chat(
+        self,
+        messages: str | Iterable[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        schedule: Schedule | Auto | str = AUTO,
+        options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
+        template_variables: Mapping[str, Any] | None = None,
+        tools: Iterable[Any] = (),
+        tool_choice: str | Mapping[str, Any] | None = None,
+    ) -> Generation:
+        """Start an answer to a question (a text), or to the last message of a conversation, by the chat template.
+
+        tools: in OpenAI's form, or pydantic classes; tool_choice: as OpenAI's. Calls are in `Completion.message`, as
+        the server reads them. The rest is as of `generate`, template_variables as of `encode`. Raises what they raise.
+        """
+        given: Any = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        said = list(given) if isinstance(given, Iterable) else [given]
+        if not said or not all(isinstance(one, Mapping) for one in said):
+            raise UsageError("chat takes a text or a list of messages; generate takes ids, too")
+        prompt, offered = ChatPrompt(self.tokenizer), Tools.of(functions_of(tools), tool_choice)
+        self._check_roles(said)
+        text = prompt.text(said, offered, dict(template_variables or {}), True)
+        inside = prompt.inside(text)
+        params = prompt.held(params or SamplingParams(), offered, inside)
+        answer = self.generate(prompt.ids(text), params, schedule, options)
+
+        def read(text: str) -> Mapping[str, Any]:
+            reader = prompt.reader(offered, inside)
+            return message_of([*reader.push(text), *reader.end()])
+
+        answer.read = read
+        return answer
 
     def generate(
         self,
@@ -259,7 +316,9 @@ class Engine:
         schedule: Schedule | Auto | str = AUTO,
         options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
     ) -> Generation:
-        """Start an answer: iterate over the result for its tokens, or `.run()` it to the end.
+        """Start an answer that goes on from a raw text, which gets no chat template (`chat` gives it one), or from ids.
+
+        Messages get the template here too. Iterate over the result for its tokens, or `.run()` it to the end.
 
         schedule: a text as for `--schedule`. `auto` measures this machine and, where drafts do not pay, decodes
         plainly. With a penalty (repetition, presence, frequency) or a grammar no siblings are verified.
@@ -304,6 +363,8 @@ class Engine:
         with self._swapping:
             answer = Generation(self.backend, self.config, self.tokenizer, ids, params, schedule, options, self.learner)
             self._answers.add(answer)
+        if isinstance(prompt, str) and self.tokenizer.chat_template is not None:
+            answer.lacks_template = self.name
         return answer
 
     def generate_many(
@@ -346,16 +407,15 @@ class Engine:
 
         return AsyncGeneration(self.generate(prompt, params, schedule, options))
 
-    def compile(self, grammar: Grammar, cancel: Cancel | None = None) -> Masks:
+    def compile(self, grammar: Grammar) -> Masks:
         """What `generate` does for a grammar, which takes up to seconds the first time; kept for the answers to come.
 
-        cancel: gets a function that ends the wait, for any thread to call. UsageError for a grammar that is none, or
-        that takes too much time or memory.
+        UsageError for a grammar that is none, or that takes too much time or memory.
         """
         with self._one_grammar:
             if self._grammars is None:
                 self._grammars = Grammars(self.tokenizer, self.config.vocab_size, sorted(self.config.eos_token_ids))
-        return self._grammars.masks(grammar, cancel)
+        return self._grammars.masks(grammar)
 
     def unheld(self, grammar: Grammar) -> Unheld:
         """Places in its schema and why what stands there is not held: of one with `strict=False`."""

@@ -16,7 +16,7 @@ def find_head(name: str, checkpoint: Checkpoint) -> HeadFile | None:
     exit it was trained with, if there is one; `norm:E`, `norm:E:V`; `none`.
     """
     if name == "auto":
-        path = find_shipped(checkpoint.hash)
+        path = find_shipped(checkpoint)
         return HeadFile.load(path, checkpoint) if path else _trained_exit(checkpoint)
     if name in ("none", "None"):
         return None

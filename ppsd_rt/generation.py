@@ -1,11 +1,13 @@
 """An answer in the making, and what is made of it."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
+from logging import getLogger
 from threading import RLock
 from time import perf_counter
-from typing import TYPE_CHECKING, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from .backend import Backend, Cancellation, RunOptions
 from .errors import PpsdError
@@ -56,7 +58,8 @@ class Completion:
     finish_reason: `eos`, `stop` (a stop string or stop id), `length` (max_tokens), `context`, or `cancelled`.
     logprobs: one for each id where `SamplingParams.logprobs` asks for them; else empty.
     seed: with it as `SamplingParams.seed` the answer can be repeated; None: it is greedy, and none was given.
-    stop: the stop string that ended it.
+    stop: the stop string that ended it. message: of `Engine.chat`, the answer as a message for the next turn, with
+    `tool_calls` and `reasoning_content` where there are any.
     """
 
     prompt_ids: tuple[int, ...]
@@ -67,6 +70,7 @@ class Completion:
     logprobs: tuple[Logprob, ...] = ()
     seed: int | None = None
     stop: str | None = None
+    message: Mapping[str, Any] | None = None
 
 
 class Keeper(Protocol):
@@ -95,6 +99,8 @@ class Generation:
         keeper: Keeper | None = None,
     ) -> None:
         self._keeper = keeper
+        self.lacks_template = ""  # a model's name: it has a chat template, and the prompt is a text without it
+        self.read: Callable[[str], Mapping[str, Any]] | None = None  # the message of a text
         self.prompt_ids, self.params, self.options = prompt_ids, params.seeded(), options
         self._eos = frozenset() if params.ignore_eos else frozenset(config.eos_token_ids)
         self._context = config.max_position_embeddings
@@ -269,7 +275,8 @@ class Generation:
         """The answer so far; whole once the iteration has ended."""
         ids, text = tuple(self._ids), "".join(self._pieces)
         logprobs, seed, stop = tuple(self._logprobs), self.params.seed, self._text.stop
-        return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics, logprobs, seed, stop)
+        made = Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics, logprobs, seed, stop)
+        return replace(made, message=self.read(text)) if self.read else made
 
     def _commit(self, round: Round) -> Committed:
         tokens: list[Token] = []
@@ -292,12 +299,22 @@ class Generation:
 
     def _reason_after(self, id: int) -> str:
         if id in self._eos:
+            if self.lacks_template and len(self._ids) == 1:
+                _warn_of_raw_text(self.lacks_template)
             return "eos"
         if self._text.found or id in self.params.stop_token_ids:
             return "stop"
         if len(self.prompt_ids) + len(self._ids) < self._end:
             return "cancelled"
         return "length" if len(self._ids) == self.params.max_tokens else "context"
+
+
+@cache
+def _warn_of_raw_text(model: str) -> None:
+    """Once for a model."""
+    getLogger("ppsd_rt").warning(
+        "%s answered a raw text with nothing at all: generate gives a text no chat template, chat does", model
+    )
 
 
 def _origin(round: Round, place: int) -> str:

@@ -310,7 +310,7 @@ class _Front:
         engine = Engine(checkpoint, tokenizer, FrontBackend(facts, _Place(handle)), options.model_name or options.model)
         if options.learn is not None:
             await asyncio.to_thread(engine.learn, Path(options.learn), options.exit_head)
-        return Service(engine, Settings(api_key=options.api_key, schedule=parse_schedule(options.schedule)))
+        return Service(engine, Settings(api_key=options.api_key, host=None, schedule=parse_schedule(options.schedule)))
 
 
 def app(options: Options) -> serve.Application:

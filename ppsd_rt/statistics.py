@@ -26,6 +26,8 @@ class Statistics:
     dropped: int = 0
     copied_judged: int = 0
     copied_accepted: int = 0
+    recycled_judged: int = 0  # of those that were copied, those from other texts
+    recycled_accepted: int = 0
     siblings: int = 0  # rows
     rescued: int = 0  # rounds
     accepted_histogram: Counter[int] = field(default_factory=Counter)  # accepted in a round -> rounds
@@ -50,6 +52,8 @@ class Statistics:
             if draft.copied:
                 self.copied_judged += 1
                 self.copied_accepted += right
+                self.recycled_judged += draft.recycled
+                self.recycled_accepted += draft.recycled and right
             else:
                 self.judged += 1
                 self.accepted += right

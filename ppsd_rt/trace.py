@@ -5,7 +5,7 @@ token is there, a verdict lands) are spans without length.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -100,19 +100,10 @@ class TraceFile:
         """inputs: files that the command reads, which it must not overwrite."""
         self._file = OutputFile(path, "trace", inputs)
         self._events: list[dict[str, Any]] = []
-        self._clocks: list[dict[str, Any]] = []
         self._answers, self._end = 0, 0.0
 
-    def add(
-        self, spans: Iterable[Span], title: str = "", clocks: Mapping[int, tuple[float, float]] | None = None
-    ) -> None:
-        """clocks: of stages with clocks of their own: (what was taken off their times, how far off that may be), in
-        microseconds, by track.
-        """
+    def add(self, spans: Iterable[Span], title: str = "") -> None:
         spans = list(spans)
-        for track, (offset, error) in (clocks or {}).items():
-            clock = {"answer": self._answers, "rank": track, "offset_us": offset, "error_us": error}
-            self._clocks.append(clock)
         self._events += trace_events(spans, self._answers, title, self._end)
         self._answers += 1
         self._end += max((span[4] for span in spans), default=0.0)
@@ -122,7 +113,5 @@ class TraceFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
-            trace: dict[str, Any] = {"traceEvents": self._events, "displayTimeUnit": "ms"}
-            if self._clocks:
-                trace["otherData"] = {"clocks": self._clocks}
+            trace = {"traceEvents": self._events, "displayTimeUnit": "ms"}
             self._file.finish(json.dumps(trace) + "\n")

@@ -88,10 +88,10 @@ def default_model():
 @pytest.fixture(scope="session")
 def default_folder(default_model, tmp_path_factory):
     """The same, converted to a folder that other programs read."""
-    from ppsd_rt.models.gguf_import import convert_gguf
+    from gguf_support import as_folder
 
     folder = tmp_path_factory.mktemp("default") / "smollm2-135m"
-    convert_gguf(default_model, folder)
+    as_folder(default_model, folder)
     return folder
 
 

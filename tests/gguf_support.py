@@ -1,5 +1,6 @@
 """Tiny models as GGUF files, written with the `gguf` package's writer, which is llama.cpp's own."""
 
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,14 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFValueType as Type
 from tokenizers import pre_tokenizers
+
+_EXPORT = Path(__file__).parents[1] / "benchmarks" / "export_gguf.py"
+
+
+def as_folder(path: Path, folder: Path) -> None:
+    """The model of a .gguf file as a folder that other programs read."""
+    runpy.run_path(str(_EXPORT))["as_folder"](path, folder)
+
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>")
 MERGES = [

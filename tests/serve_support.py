@@ -26,6 +26,20 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
+# Calls, as far as they go, and some that no strict reader takes.
+OPEN, SHUT = "<tool_call>", "</tool_call>"
+BRIEF = '{"name": "weather", "arguments": '
+UNREADABLE = [
+    f"{OPEN}{BRIEF}{value}}}{SHUT}"
+    for value in (
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 1e999}',
+        '{"a": "\\ud83d"}',
+        "[1]",
+        '{"a": ' * 999 + "1" + "}" * 999,
+    )
+] + [f'{OPEN}{{"name": "{name}", "arguments": {{}}}}{SHUT}' for name in ("\\ud83d", "a b", "")]
 HANG = 120  # seconds: a guard, no test waits for it to pass
 
 
@@ -157,10 +171,16 @@ class Served:
     def connect(self, body, sent=None):
         """A connection over which a chat is asked for, as far as `sent` bytes of the body."""
         content = json.dumps({"messages": USER, "max_tokens": 24, "temperature": 0} | body).encode()
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         connection = socket.create_connection(self._listener.getsockname(), timeout=HANG)
         connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content[:sent])
         return connection
+
+    def raw(self, request):
+        """What comes back to bytes that no client would send."""
+        with socket.create_connection(self._listener.getsockname(), timeout=HANG) as connection:
+            connection.sendall(request.encode())
+            return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
     def answered(self):
         """The log's line of the next answer that has ended."""

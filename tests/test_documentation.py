@@ -17,7 +17,7 @@ from ppsd_rt.cpu.answers import MOST_ANSWERS
 from ppsd_rt.lab.cli.check import SCHEDULES
 from ppsd_rt.models.checkpoint import read_metadata
 from ppsd_rt.planning import planner
-from ppsd_rt.sampling.grammar_trials import MEMORY, SECONDS
+from ppsd_rt.sampling.grammar_worker import MEMORY, SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -42,6 +42,7 @@ DEFAULT = re.compile(r"^\| `(?:-\w`, `)?(--[a-z][\w-]*)[^|]*\| ([\d .]+) \|", re
 NAMED = re.compile(r"`_?([A-Za-z_][\w:.]*)`,? (?:of|in) `((?:[\w.-]+/)+[\w.-]+\.(?:py|h|cpp))`")
 CONSTANT = re.compile(r"^\| `(\w+)`(?:, `(\w+)`)? \| ([\d.]+)(?:, (\d+))? \|", re.MULTILINE)
 FOREIGN = {"--address", "--check", "--max-restarts", "--model_args", "--nproc-per-node"}  # other programs' options
+GONE = {"--cluster"}  # of which history tells
 WIRE = int(re.findall(r"kWireVersion = (\d+);", (ROOT / "csrc/pipeline/wire.h").read_text())[0])
 LIMITS = {  # what a page says: the constant that makes it true
     ("docs/design/overview.md", r"answers at once \| up to (\d+) \|"): MOST_ANSWERS,
@@ -146,7 +147,7 @@ def sources(*endings):
 @every_page
 def test_options_exist(page):
     """Ours stand in quotes in some source."""
-    known = set(re.findall(r"[\"'](--[a-z][\w-]*)", sources(".py"))) | FOREIGN
+    known = set(re.findall(r"[\"'](--[a-z][\w-]*)", sources(".py"))) | FOREIGN | GONE
     assert set(OPTION.findall(page.read_text(encoding="utf-8"))) <= known
 
 
@@ -211,6 +212,30 @@ def test_readme_begins_with_the_two_commands_and_is_short():
     lines = README.read_text(encoding="utf-8").splitlines()
     assert [line.split("#")[0].strip() for line in lines[2:6]] == ["```sh", "make run", "make test", "```"]
     assert len(lines) <= 120
+
+
+def test_readme_goes_on_from_make_run_with_what_works_then():
+    sections = README.read_text(encoding="utf-8").split("\n## ")
+    assert SHELL.findall(sections[1])[0].startswith(".venv/bin/ppsd-run --chat ")
+    assert "uv tool install ." in sections[1] and "pipx install ." in sections[1]
+    recipe = (ROOT / "Makefile").read_text(encoding="utf-8").split("\nrun: ")[1].split("\n\n")[0]
+    assert recipe.splitlines()[-1].endswith('$(BIN)/ppsd-run --chat"')
+    assert (
+        PYTHON.findall(sections[1])[0].count("engine.chat(") == PYTHON.findall(API.read_text())[0].count(".chat(") == 1
+    )
+
+
+def test_readme_has_one_table_of_figures_and_they_are_those_of_its_files():
+    text = README.read_text(encoding="utf-8")
+    assert text.count("---: |\n") == 1  # a column of numbers
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    said = {row[0].split(",")[0]: row[3:] for row in rows if len(row) == 5}
+    results = ROOT / "benchmarks/results"
+    found = json.loads((results / "2026-11-28-amd-epyc-auto-1.5b.json").read_text())["results"]
+    plain, auto = (one["decode_tokens_per_second"] for one in found)
+    assert said["Qwen2.5-Coder-1.5B-Instruct"] == [f"{plain:.0f}", f"{auto:.0f} ({auto / plain:.2f}x)"]
+    [large] = json.loads((results / "2026-11-25-amd-epyc-memory-8b.json").read_text())["rows"]
+    assert said["Llama-3.1-8B-Instruct"] == [f"{large['tokens_per_second']:.0f}", "not measured"]
 
 
 @pytest.mark.parametrize("page", [README, API], ids=lambda page: page.name)

@@ -216,8 +216,9 @@ void bind_planning(py::module_& m) {
   attributes(py::class_<Prediction>(m, "Prediction"), "length", &Prediction::length, "tokens_per_second", &Prediction::tokens_per_second)
       .def_property_readonly("mode", [](const Prediction& prediction) { return name_of(prediction.mode); });
   py::class_<OwnedNgrams>(m, "Ngrams")
-      .def(py::init([](size_t bytes) { return OwnedNgrams{std::make_shared<Ngrams>(bytes)}; }), py::arg("bytes") = Ngrams::kBytes)
-      .def("of", [](const OwnedNgrams& ngrams, uint64_t owner) { return OwnedNgrams{ngrams.all, owner}; }, py::arg("owner"))
+      .def(py::init([](size_t bytes, uint32_t clock) { return OwnedNgrams{std::make_shared<Ngrams>(bytes, clock)}; }),
+           py::arg("bytes") = Ngrams::kBytes, py::arg("clock") = uint32_t(1) << 31)
+      .def("of", [](const OwnedNgrams& ngrams, std::optional<uint64_t> owner) { return OwnedNgrams{ngrams.all, owner}; }, py::arg("owner"))
       .def("know", [](const OwnedNgrams& ngrams, const py::array_t<int32_t, py::array::c_style | py::array::forcecast>& rows) {
              if (rows.ndim() != 2 || rows.shape(1) != 4) throw std::invalid_argument("rows of four numbers each");
              std::vector<std::array<int, 4>> counted;
@@ -227,7 +228,7 @@ void bind_planning(py::module_& m) {
            }, py::arg("counted"))
       .def("learn", [](const OwnedNgrams& ngrams, const std::vector<int>& tokens) {
              const py::gil_scoped_release release;
-             ngrams.all->learn(tokens, 0, 0, ngrams.all->begin(ngrams.owner));
+             ngrams.all->learn(tokens, 0, 0, ngrams.all->begin(ngrams.owner.value()));
            }, py::arg("tokens"));
   using Measured = Planner::Measured;
   attributes(py::class_<Measured>(m, "Measured"), "rounds", &Measured::rounds, "tokens", &Measured::tokens,

@@ -1,6 +1,8 @@
 #include "stage_threads.h"
 
 #include <algorithm>
+#include <functional>
+#include <stdexcept>
 #include <utility>
 
 #include "../cpu/cores.h"
@@ -43,6 +45,8 @@ StageThreads::StageThreads(const CpuPasses& passes, std::vector<int> cuts, const
   const int threads = passes.members(), stages = int(cuts.size()) + 1;
   cuts.insert(cuts.begin(), passes.model().exit_layer);
   cuts.push_back(passes.model().shape.num_layers);
+  if (std::adjacent_find(cuts.begin(), cuts.end(), std::greater_equal<>()) != cuts.end())   // layers would run twice, or not
+    throw std::invalid_argument("the cuts of the late layers do not rise from the exit layer");
   size_t begin = passes.late_begin();
   int core = 1;
   for (int stage = 0; stage < stages; ++stage) {

@@ -18,7 +18,8 @@ namespace ppsd {
 
 class StageThreads {
  public:
-  // passes: of the whole model. The late layers are cut at `cuts`. cores: that are usable, best first. Throws NoThread.
+  // passes: of the whole model. The late layers are cut at `cuts`. cores: that are usable, best first.
+  // Throws NoThread; std::invalid_argument where cuts do not rise from the exit layer to the last one.
   StageThreads(const CpuPasses& passes, std::vector<int> cuts, const std::vector<int>& cores, const Blocks& blocks,
                std::shared_ptr<Condition> condition);
   ~StageThreads();   // what they are at ends at the next layer

@@ -9,6 +9,7 @@ constexpr double kWeight = 4.0;      // drafts that a prior counts as
 constexpr double kDiscount = 0.98;   // what older ones of the same source keep at each
 constexpr double kHead = 0.5;        // prior of the exit head
 constexpr size_t kBytesOfToken = 256;   // of an index of one text alone: half of it stays empty
+constexpr size_t kBytesAlone = size_t(4) << 20;   // at most: there are as many as answers
 
 }  // namespace
 
@@ -44,8 +45,12 @@ bool CommittedText::append(int token) {
 
 void CommittedText::learn(const Schedule& schedule) {
   if (!schedule.copies()) return;
-  if (!ngrams_.all) ngrams_.all = std::make_shared<Ngrams>(size_t(limits_.end) * kBytesOfToken);
-  if (text_.number == 0) text_ = ngrams_.all->begin(ngrams_.owner);
+  if (!ngrams_.all || !ngrams_.owner) {
+    auto alone = std::make_shared<Ngrams>(std::min(size_t(limits_.end) * kBytesOfToken, kBytesAlone));
+    if (ngrams_.all) alone->know_as(*ngrams_.all);
+    ngrams_ = {std::move(alone), 0};
+  }
+  if (text_.number == 0) text_ = ngrams_.all->begin(*ngrams_.owner);
   ngrams_.all->learn(tokens_, counted_, seen_, text_);
   counted_ = size();
 }

@@ -17,7 +17,7 @@ namespace ppsd {
 class CommittedText {
  public:
   CommittedText(const StopRule& rule, const Limits& limits, uint64_t seed);
-  // Null: what it copies is from this text alone.
+  // Without an owner: what it copies is from this text alone, and no other text finds it.
   void remember(OwnedNgrams ngrams) { ngrams_ = std::move(ngrams); }   // before begin
 
   // keep: rows of the prompt that an earlier answer left, which has counted their tokens.

@@ -22,9 +22,17 @@ uint64_t mix(uint64_t sum, int token) {
   return sum ^ (sum >> 29);
 }
 
+// Every bit of an owner changes every other one, so that no owner and token make up for another owner and token (SplitMix64).
+uint64_t mixed(uint64_t owner) {
+  uint64_t sum = owner + 0x9E3779B97F4A7C15u;
+  sum = (sum ^ (sum >> 30)) * 0xBF58476D1CE4E5B9u;
+  sum = (sum ^ (sum >> 27)) * 0x94D049BB133111EBu;
+  return sum ^ (sum >> 31);
+}
+
 }  // namespace
 
-Ngrams::Ngrams(size_t bytes) : memory_(nullptr, std::free) {
+Ngrams::Ngrams(size_t bytes, uint32_t clock) : memory_(nullptr, std::free), clock_(clock) {
   while (shift_ > 32 && (size_t(1) << (65 - shift_)) * sizeof(Set) <= bytes) --shift_;
   memory_.reset(std::calloc((size_t(1) << (64 - shift_)) + 1, sizeof(Set)));
   if (!memory_) throw std::bad_alloc();
@@ -36,15 +44,15 @@ Ngrams::Ngrams(size_t bytes) : memory_(nullptr, std::free) {
 Ngrams::Text Ngrams::begin(uint64_t owner) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (++texts_ == 0) ++texts_;
-  return {owner, texts_};
+  return {mixed(owner), texts_};
 }
 
 // Of the tokens before position `end`, by order -> how many there are. Their sets are on the way into the caches then.
 template <class At>
-int Ngrams::keys(const At& at, int end, uint64_t owner, Keys* keys) const {
+int Ngrams::keys(const At& at, int end, uint64_t owner, Keys* keys, int longest) const {
   uint64_t sum = owner;
   int order = 0;
-  for (int back = 1; back <= std::min(end, kOrders.back()); ++back) {
+  for (int back = 1; back <= std::min(end, longest); ++back) {
     sum = mix(sum, at(end - back));
     if (back != kOrders[size_t(order)]) continue;
     (*keys)[size_t(order)] = sum * 0xD6E8FEB86659FD93u;
@@ -68,6 +76,15 @@ Ngrams::Entry* Ngrams::claim(uint64_t key) {
   return &oldest;
 }
 
+void Ngrams::count() {
+  if (++counted_ < clock_) return;
+  const auto older = [](uint32_t used) { return used / 2 + used % 2; };   // 0 stays 0 alone
+  for (Set* set = sets_; set < sets_ + (size_t(1) << (64 - shift_)); ++set)
+    for (Entry& entry : set->entries)
+      if (entry.used != 0) entry.used = older(entry.used);
+  counted_ = older(counted_);
+}
+
 // What follows again becomes surer. What follows no more becomes half as sure, or is replaced: at once where another text
 // has said so.
 void Ngrams::learn(const std::vector<int>& tokens, int first, int seen, const Text& text) {
@@ -78,7 +95,7 @@ void Ngrams::learn(const std::vector<int>& tokens, int first, int seen, const Te
   for (int i = first; i < int(tokens.size()); ++i) {
     keys = next, orders = next_orders;
     if (i + 1 < int(tokens.size())) next_orders = this->keys(at, i + 1, text.owner, &next);
-    ++counted_;
+    count();
     for (int order = 0; order < orders; ++order) {
       Entry& entry = *claim(keys[size_t(order)]);
       const bool own = entry.used != 0 && entry.text == text.number;
@@ -95,22 +112,26 @@ void Ngrams::learn(const std::vector<int>& tokens, int first, int seen, const Te
 }
 
 void Ngrams::know(const std::vector<std::array<int, 4>>& counted) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto known = std::make_shared<Ngrams>(4 * counted.size() * sizeof(Entry));
   for (const auto& [before, last, next, times] : counted) {
     Keys keys;
     const std::array<int, 2> tokens{before, last};
-    const int orders = this->keys([&](int position) { return tokens[size_t(position)]; }, 2, 0, &keys);
-    Entry& entry = *claim(keys[size_t(before < 0 ? 0 : orders - 1)]);
+    const int orders = known->keys([&](int position) { return tokens[size_t(position)]; }, 2, 0, &keys);
+    Entry& entry = *known->claim(keys[size_t(before < 0 ? 0 : orders - 1)]);
     if (entry.used == 0 || entry.count <= times) entry.next = next, entry.count = uint16_t(std::clamp(times, 0, kMost));
-    entry.used = std::max(entry.used, 1u);
+    entry.used = 1;
   }
+  known_ = known;
 }
 
+// What is known of all texts comes after what was said in the owner's, of the same length.
 std::optional<Draft> Ngrams::propose(const TokenAt& at, int known, const Text& text, int shortest, bool others) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Keys keys;
+  Keys keys, usual;
+  const int usuals = others && known_ ? known_->keys(at, known, 0, &usual, 2) : 0;
   for (int order = this->keys(at, known, text.owner, &keys) - 1; order >= 0; --order) {
     const Entry* entry = find(keys[size_t(order)]);
+    if (entry == nullptr && order < usuals) entry = known_->find(usual[size_t(order)]);
     if (entry == nullptr) continue;
     const bool own = entry->text == text.number;
     if (!others && !(own && shortest > 0 && kOrders[size_t(order)] >= shortest)) continue;

@@ -30,19 +30,23 @@ class Ngrams {
   static constexpr int kCounts = 4;   // how often the same token has followed, as far as it is told apart
   static constexpr int kKinds = 2 * int(kOrders.size()) * kCounts;   // of matches: in other texts, and then in the text at hand
 
-  explicit Ngrams(size_t bytes = kBytes);
+  // clock: tokens that are told apart by their age; the age of all is halved when so many have been counted.
+  explicit Ngrams(size_t bytes = kBytes, uint32_t clock = uint32_t(1) << 31);
 
-  // owner: texts of different owners never see each other's tokens.
+  // Texts of different owners never see each other's tokens.
   struct Text {
-    uint64_t owner = 0;
+    uint64_t owner = 0;    // as keys have it: mixed
     uint16_t number = 0;   // 0: not begun
   };
   // From any thread, as all of these.
   Text begin(uint64_t owner = 0);
   // `tokens` from position `first` on are new in this text; those before `seen` had been counted in another one.
   void learn(const std::vector<int>& tokens, int first, int seen, const Text& text);
-  // Counted beforehand: each is {one or two tokens before, the oldest first, -1 for none; what follows; how often}.
+  // Counted beforehand, for every owner: each is {one or two tokens before, the oldest first, -1 for none; what follows; how
+  // often}. Before any text is begun.
   void know(const std::vector<std::array<int, 4>>& counted);
+  // Another index knows what this one does.
+  void know_as(const Ngrams& other) { known_ = other.known_; }
   // What follows the tokens before position `known`, after the longest match that is wanted: of `shortest` tokens in the
   // text itself (0: none), of any length in `others`. Draft::copied is 1 and its kind.
   std::optional<Draft> propose(const TokenAt& at, int known, const Text& text, int shortest, bool others) const;
@@ -68,23 +72,26 @@ class Ngrams {
   using Keys = std::array<uint64_t, kOrders.size()>;
 
   template <class At>
-  int keys(const At& at, int end, uint64_t owner, Keys* keys) const;
+  int keys(const At& at, int end, uint64_t owner, Keys* keys, int longest = kOrders.back()) const;
   const Entry* find(uint64_t key) const;
   Entry* claim(uint64_t key);
+  void count();
 
   int shift_ = 63;
   mutable std::mutex mutex_;
   std::unique_ptr<void, void (*)(void*)> memory_;   // pages that nothing was written to take no room
   Set* sets_;
   std::array<Chance, size_t(kKinds)> chances_;
+  const uint32_t clock_;
   uint32_t counted_ = 0;
   uint16_t texts_ = 0;
+  std::shared_ptr<const Ngrams> known_;   // never changed, so it needs no lock
 };
 
-// Those of one owner's texts; null: of nobody's.
+// Those of one owner's texts. Without an owner, or an index: of the text at hand alone.
 struct OwnedNgrams {
   std::shared_ptr<Ngrams> all;
-  uint64_t owner = 0;
+  std::optional<uint64_t> owner = 0;
 };
 
 }  // namespace ppsd

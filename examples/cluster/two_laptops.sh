@@ -10,7 +10,7 @@
 # PPSD_API_KEY, and use a network that you trust. Never tried on two real hosts.
 set -euo pipefail
 host=$1 model=$2
-export PPSD_ENGINE_KEY=${PPSD_ENGINE_KEY:-two laptops}
+export PPSD_ENGINE_KEY=${PPSD_ENGINE_KEY:?the same 16 characters or more on both, such as of openssl rand -hex 16}
 if [ "${3:-}" = serve ]; then
   python -m ppsd_rt serve -m "$model" --host 0.0.0.0 --engines 0.0.0.0:7000 &
   trap 'kill %1' EXIT

@@ -72,13 +72,8 @@ COMMANDS = {
     ),
     "pull": Command(
         "fetch a model into the cache",
-        ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct"),
+        ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct", "ppsd-run pull org/name:Q4_K_M"),
         "cli.cache:pull",
-    ),
-    "convert": Command(
-        "turn a GGUF file into a model folder",
-        ("ppsd-run convert model.gguf model/", "ppsd-run convert --dtype bfloat16 model.gguf model/"),
-        "cli.cache:convert",
     ),
     "distill": Command(
         "train an exit head on text that the model writes itself",
@@ -95,7 +90,7 @@ COMMANDS = {
     ),
     "check": Command(
         "prove that speculation changes no token",
-        ("ppsd-run check --schedules eesd/elastic", "ppsd-run check --tokens 100000"),
+        ("ppsd-run check --schedule eesd --schedule elastic", "ppsd-run check --limit 1"),
         "lab.cli.check:run",
     ),
     "heads": Command(
@@ -130,7 +125,7 @@ COMMANDS = {
         "predict a pipeline's speed from the costs of its stages",
         (
             "ppsd-run lab simulate --stages 2,4,8 --acceptance 0.6,0.8",
-            "ppsd-run lab simulate --cluster --replicas 1,2,4 --users 20,80",
+            "ppsd-run lab simulate --stages 4 --trace pipeline.json",
         ),
         "lab.cli.simulate:run",
     ),

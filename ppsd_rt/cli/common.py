@@ -5,11 +5,12 @@ import json
 import os
 import stat
 import sys
-from codecs import lookup
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from ..arguments import check_unicode
@@ -17,14 +18,14 @@ from ..backends import most_threads
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..generation import Completion, Prompt
-from ..models.files import read_text
+from ..models.files import read_bytes
 from ..printable import printable, quoted
 from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams
-from ..statistics import Statistics
 from .notes import note
 from .progress import loading_bar
 
+PATIENCE = 1.0  # seconds without the end of standard input, before that is said
 MOST_BYTES = 1 << 28  # of a file of prompts, a text to measure with, or standard input
 
 
@@ -68,7 +69,7 @@ def load_one_process(args: argparse.Namespace) -> Engine:
     over_ranks = getattr(args, "engine", None) is not None
     if not over_ranks and not isinstance(args.stages, int) and "," not in args.device:
         raise UsageError(
-            "--stages A,B,... says how many layers each rank or each device has: start ranks with torchrun, or name "
+            "--stages A,B,... says how many layers each rank or each device has: start ranks with --ranks, or name "
             "several devices"
         )
     return engine_of(args, stages=1 if over_ranks else args.stages)
@@ -100,7 +101,16 @@ def note_threads(given: int | list[int]) -> None:
         note(f"--threads {threads} on {cores} core{'s' * (cores != 1)}: they take turns, which is slower than {cores}")
 
 
+HOT = 1.5
+_OFF_WHEN_GREEDY = (("top_k", (0,)), ("top_p", (1.0,)), ("min_p", (0.0,)), ("seed", (None,)))
+
+
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    if args.temperature == 0 and (idle := [name for name, off in _OFF_WHEN_GREEDY if getattr(args, name) not in off]):
+        given = " and ".join(f"--{name.replace('_', '-')}" for name in idle)
+        note(f"greedy decoding leaves {given} without effect: add --temperature, such as 0.8")
+    if args.temperature > HOT:
+        note(f"-t {args.temperature:g} is a temperature, at which text falls apart; CPU threads are --threads")
     penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
     same = ("max_tokens", "temperature", "top_k", "top_p", "min_p", *penalties, "seed")
     return SamplingParams(
@@ -164,18 +174,19 @@ def check_text(text: str, name: str = "the text") -> None:
     check_unicode(text, name)
 
 
-def not_readable(error: UnicodeDecodeError) -> UsageError:
-    """Of standard input."""
-    encoding = lookup(error.encoding).name
-    mend = "give it as UTF-8" if encoding == "utf-8" else "for UTF-8 set LC_ALL=C.UTF-8 and no PYTHONIOENCODING"
-    place = f"byte 0x{error.object[error.start]:02x}: {error.reason}"
-    return UsageError(f"standard input is not text in {encoding} ({place}); {mend}")
+def decoded(content: bytes, name: str) -> str:
+    """What people bring as text: UTF-8, or UTF-16 where a mark at its head says so. UsageError for what is neither."""
+    encoding = "utf-16" if content.startswith((BOM_UTF16_BE, BOM_UTF16_LE)) else "utf-8-sig"
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is not text in {encoding[:6].upper()} ({error.reason}); give it as UTF-8") from None
 
 
 def given_text(path: str) -> str:
     """A file that the user names, which may be a pipe. UsageError where it cannot be read."""
     try:
-        return read_text(Path(path), MOST_BYTES, pipe_ok=True).removeprefix("\ufeff")
+        return decoded(read_bytes(Path(path), MOST_BYTES, pipe_ok=True), path)
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist") from None
     except PpsdError as error:
@@ -206,17 +217,21 @@ def _piped() -> bool:
 
 
 def standard_input() -> str:
+    """All of it, as a file is read; after a second it says what it waits for."""
     if sys.stdin is None:
         raise UsageError("standard input is closed: there is nothing to read")
+    telling = Timer(PATIENCE, note, ["reading standard input to its end; < /dev/null leaves it out"])
+    telling.daemon = True
+    telling.start()
     try:
-        text = sys.stdin.read(MOST_BYTES + 1)
-    except UnicodeDecodeError as error:
-        raise not_readable(error) from None
+        content = sys.stdin.buffer.read(MOST_BYTES + 1)
     except OSError as error:
         raise UsageError(f"standard input cannot be read: {error.strerror}") from None
-    if len(text) > MOST_BYTES:
+    finally:
+        telling.cancel()
+    if len(content) > MOST_BYTES:
         raise UsageError("standard input does not end: no prompt is that long")
-    return text
+    return decoded(content, "standard input")
 
 
 def agreed(question: str, otherwise: bool = False) -> bool:
@@ -248,8 +263,8 @@ def short_statistics(completion: Completion) -> str:
     return " | ".join(parts + ([] if s.acceptance is None else [f"acceptance {s.acceptance:.2f}"]))
 
 
-def statistics_line(completion: Completion, compared: Statistics | None = None) -> str:
-    """tokens/s, acceptance, copies, siblings, tokens per pass; where plain decoding was measured, how much faster."""
+def statistics_line(completion: Completion, compared: str = "") -> str:
+    """tokens/s, acceptance, copies, siblings, tokens per pass; compared: with plain decoding."""
     s = completion.statistics
     rate = s.decode_tokens_per_second
     parts = [f"{counted(s.tokens, 'token')}, {REASONS[completion.finish_reason]}"]
@@ -264,14 +279,17 @@ def statistics_line(completion: Completion, compared: Statistics | None = None) 
     if (s.judged or s.copied_judged) and s.tokens_per_round is not None:
         parts.append(f"{s.tokens_per_round:.2f} tokens per pass")
     parts.append(f"{s.schedule}, {s.backend} {s.dtype}, {s.threads} thread{'s' * (s.threads != 1)}")
-    if compared and compared.decode_tokens_per_second and rate:
-        ratio = rate / compared.decode_tokens_per_second
-        parts.append(f"{ratio:.2f}x plain decoding ({compared.decode_tokens_per_second:.1f} tokens/s)")
-    return " | ".join(parts)
+    return " | ".join(parts + [compared] * bool(compared))
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    """In ASCII where standard output cannot hold the characters: escapes of its own would be no JSON."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value)
+    print(text, flush=True)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -1,10 +1,9 @@
 """`ppsd-run --chat`: a conversation. The history is sent with every turn; the KV cache keeps what has not changed."""
 
 import argparse
-import base64
-import json
 import sys
-from collections.abc import Callable
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE, getincrementaldecoder
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,26 +11,34 @@ from ..backend import RunOptions
 from ..engine import Engine
 from ..errors import ContextFull, PpsdError, UsageError
 from ..generation import Completion, Generation
-from ..models.files import parse_json
-from ..pipeline.schedule import Auto, Schedule, describe, parse_schedule
+from ..models.cache import cache_dir
+from ..pipeline.schedule import Auto, Schedule
 from ..sampling.params import SamplingParams
-from . import chat, signals
-from .common import agreed, check_text, counted, given_text, is_message, statistics_line
+from . import signals
+from .common import agreed, check_text, counted, decoded, given_text, statistics_line
 from .notes import complain, note, wrapped
-from .values import length, number, whole
 
 Messages = list[dict[str, str]]
 
 ROOM = 0.25  # of the context, that is free after the oldest turns were dropped
-SETTINGS: dict[str, tuple[str, Callable[[str], object]]] = {  # what /set changes: the field, and how its value is read
-    "temperature": ("temperature", number),
-    "length": ("max_tokens", length),
-    "top-k": ("top_k", whole),
-    "top-p": ("top_p", number),
-    "min-p": ("min_p", number),
-    "repetition-penalty": ("repetition_penalty", number),
-    "seed": ("seed", whole),
+COMMANDS = {  # what is typed on a terminal: what it does
+    "help": "shows this",
+    "system TEXT": "gives the model other instructions",
+    "regenerate": "answers the last turn again",
+    "undo": "forgets the last turn and its answer",
+    "file FILE": "sends the file's text with the next turn",
+    "stats": "shows all statistics of the last answer",
+    "reset": "forgets the conversation",
+    "exit": "ends it, as Ctrl-D does",
 }
+HELP = (
+    "\n".join(f"/{name:<12} {effect}" for name, effect in COMMANDS.items())
+    + """
+Enter sends a turn; Alt-Enter begins a new line in it, and text that is pasted stays one turn.
+The arrow keys bring back earlier turns; Ctrl-R searches them.
+Ctrl-C stops an answer; at the prompt it clears the line, and a second one ends.
+A space before a / sends the line to the model."""
+)
 
 
 def converse(
@@ -45,31 +52,97 @@ def converse(
     """options: of each answer. answer: prints one; False when it was interrupted."""
     if engine.tokenizer.chat_template is None:
         raise PpsdError(f"{args.model} has no chat template; --chat needs one")
-    typed = chat.on_terminal()
     if args.system is not None:
         check_text(args.system, "--system")
+    typed = on_terminal()
     conversation = _Conversation(engine, params, schedule, args.system, options, answer, typed)
     if typed:
         note("/help shows what can be typed; Ctrl-C stops an answer; Ctrl-D ends")
-    turn = chat.next_turn(typed)
+    names = {name.split()[0] for name in COMMANDS} if typed else {"reset"}
     whole = True
-    while True:
+    for line in _typed_turns() if typed else _lines():
+        asked = False
         try:
-            given = turn()
-            if given is None or given == chat.Command("exit"):
-                break
-            if isinstance(given, chat.Command):
-                conversation.obey(given)
-            elif given:
-                check_text(given)
-                conversation.ask(given)
+            text = line if isinstance(line, str) else decoded(line, "standard input")
+            name, _, rest = text.removeprefix("/").partition(" ")
+            if text.startswith("/") and name in names and "\n" not in text:
+                if name == "exit":
+                    break
+                getattr(conversation, f"do_{name}")(rest.strip())
+            elif typed and text.startswith("/") and name.isalpha():
+                raise UsageError(f"there is no command /{name}: see /help (a space before the / sends it to the model)")
+            elif text := text.strip():
+                check_text(text)
+                asked = True
+                conversation.ask(text)
         except PpsdError as error:
-            dropped = isinstance(given, str) and bool(given)
-            complain(f"ppsd-run: {error}" + " (this turn was dropped; /reset forgets the conversation)" * dropped)
+            complain(f"ppsd-run: {error}" + " (this turn was dropped; /reset forgets the conversation)" * asked)
             whole = False
         except _Ended:
             return signals.status()
     return 0 if whole or typed else 2
+
+
+def on_terminal() -> bool:
+    """Is a person there to type, and a terminal to show it on?"""
+    return sys.stdin.isatty() and any(stream and stream.isatty() for stream in (sys.stdout, sys.stderr))
+
+
+def _lines() -> Iterator[str | bytes]:
+    """Of standard input, as a file is read. As bytes: a text stream that meets a bad byte loses what it read ahead."""
+    line, text = sys.stdin.buffer.readline(), ""
+    if not line.startswith((BOM_UTF16_BE, BOM_UTF16_LE)):
+        while line:
+            yield line.strip()
+            line = sys.stdin.buffer.readline()
+        return
+    decoder = getincrementaldecoder("utf-16")("replace")  # the bytes of a newline may be half of another character
+    while line:
+        *whole, text = (text + decoder.decode(line)).split("\n")
+        yield from whole
+        line = sys.stdin.buffer.readline()
+    yield text
+
+
+def _typed_turns() -> Iterator[str]:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.output import create_output
+
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    history: History = InMemoryHistory()
+    try:
+        path = cache_dir() / "chat" / "history.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        with path.open("ab"):
+            history = FileHistory(path)
+    except OSError:  # a cache that cannot be written to keeps nobody from talking
+        pass
+    # Answers may go to a file: the turns are then typed on standard error.
+    session: PromptSession[str] = PromptSession(
+        history=history, key_bindings=keys, output=create_output(always_prefer_tty=True), reserve_space_for_menu=0
+    )
+    leaving = False
+    while True:
+        try:
+            # Signals are ours: see signals.py. At the prompt Ctrl-C is a key.
+            text = session.prompt("> ", enable_suspend=True, handle_sigint=False)
+            leaving = False
+            yield text.rstrip()
+        except KeyboardInterrupt:
+            if leaving:
+                return
+            leaving = True
+            note("Ctrl-C again ends")
+        except EOFError:
+            return
 
 
 class _Ended(Exception):
@@ -116,14 +189,13 @@ class _Conversation:
     def _shortened(self, turns: Messages) -> Messages:
         """Without the oldest turns, if that helps and the user agrees. ContextFull if not."""
         context = self.engine.config.max_position_embeddings
-        users = [place for place, turn in enumerate(turns) if turn["role"] == "user"]
-        for place in users[1:]:
+        for place in range(2, len(turns), 2):
             try:
                 fits = len(self.engine.encode(self._messages(turns[place:]))) <= context * (1 - ROOM)
             except ContextFull:
                 continue
-            if fits or place == users[-1]:
-                what, oldest = f"the context of {context} tokens is full", counted(users.index(place), "turn")
+            if fits or place == len(turns) - 1:
+                what, oldest = f"the context of {context} tokens is full", counted(place // 2, "turn")
                 if not self.typed:
                     note(f"{what}: the oldest {oldest} dropped")
                 elif not agreed(f"{what}: drop the oldest {oldest}? [Y/n] ", otherwise=True):
@@ -131,9 +203,8 @@ class _Conversation:
                 return turns[place:]
         raise ContextFull(f"the conversation does not fit the context of {context} tokens")
 
-    def obey(self, command: chat.Command) -> None:
-        """UsageError, PpsdError: the command could not be obeyed, and nothing has changed."""
-        getattr(self, f"do_{command.name}")(command.rest)
+    def do_help(self, _: str) -> None:
+        print(wrapped(HELP, sys.stdout), flush=True)
 
     def do_reset(self, _: str) -> None:
         self.turns, self.file, self.last = [], "", None
@@ -144,65 +215,24 @@ class _Conversation:
             self.system = text
         print(f"system: {self.system or 'as the model has it'}", flush=True)
 
-    def do_set(self, rest: str) -> None:
-        name, _, value = rest.partition(" ")
-        if name == "schedule" and value:
-            self.schedule = parse_schedule(value.strip())
-        elif name in SETTINGS and value:
-            field, read = SETTINGS[name]
-            try:
-                changed = replace(self.params, **{field: read(value.strip())})  # type: ignore[arg-type]
-            except argparse.ArgumentTypeError as error:
-                raise UsageError(f"/set {name}: {error}") from None
-            self.engine.check(changed)
-            self.params = changed
-        elif rest:
-            raise UsageError(f"/set takes one of {', '.join([*SETTINGS, 'schedule'])}, and a value")
-        shown = {name: getattr(self.params, field) for name, (field, _) in SETTINGS.items()}
-        shown["length"] = "no limit" if shown["length"] is None else shown["length"]
-        settings = [f"{name} {value}" for name, value in shown.items()]
-        print(wrapped(" | ".join([*settings, f"schedule {describe(self.schedule)}"]), sys.stdout), flush=True)
-
     def do_regenerate(self, _: str) -> None:
         if not self.turns:
             raise UsageError("there is no answer to regenerate")
         if self.params.temperature == 0:
-            note("greedy decoding gives the same answer again: /set temperature 0.8 lets it vary")
+            note("greedy decoding gives the same answer again: with --temperature 0.8 it varies")
         self.params = replace(self.params, index=self.params.index + 1)  # another answer, of the same seed too
         self._answer(self.turns[:-1])
 
     def do_undo(self, _: str) -> None:
         if not self.turns:
             raise UsageError("there is no turn to undo")
-        self.turns = self.turns[:-2]
-        self.last = None
+        self.turns, self.last = self.turns[:-2], None
         note(f"the last turn and its answer are forgotten; {counted(len(self.turns) // 2, 'turn')} left")
 
-    def do_save(self, path: str) -> None:
-        text = json.dumps(self._messages(self.turns), ensure_ascii=False, indent=1)
-        try:
-            with Path(_named(path, "save")).expanduser().open("x", encoding="utf-8") as file:
-                file.write(text + "\n")
-        except OSError as error:
-            raise PpsdError(f"cannot write {path}: {error.strerror}") from None
-        note(f"saved as {path}")
-
-    def do_load(self, path: str) -> None:
-        try:
-            messages = parse_json(given_text(str(Path(_named(path, "load")).expanduser())))
-        except ValueError:
-            messages = None
-        if not isinstance(messages, list) or not all(map(is_message, messages)):
-            raise UsageError(f"{path} is no conversation: it needs a list of messages with role and content")
-        system = messages[0]["content"] if messages and messages[0]["role"] == "system" else None
-        turns = messages[system is not None :]
-        if [turn["role"] for turn in turns] != ["user", "assistant"] * (len(turns) // 2):
-            raise UsageError(f"{path} is no conversation: user and assistant must take turns")
-        self.system, self.turns, self.last = system, turns, None
-        note(f"{counted(len(turns) // 2, 'turn')} loaded")
-
     def do_file(self, path: str) -> None:
-        text = given_text(str(Path(_named(path, "file")).expanduser()))
+        if not path:
+            raise UsageError("/file needs the name of a file")
+        text = given_text(str(Path(path).expanduser()))
         check_text(text, path)
         self.file = f"{self.file}\n\n{text}" if self.file else text
         note(f"{path} ({len(text)} characters) goes with the next turn")
@@ -211,18 +241,3 @@ class _Conversation:
         if self.last is None:
             raise UsageError("there is no answer yet")
         print(wrapped(statistics_line(self.last), sys.stdout), flush=True)
-
-    def do_copy(self, _: str) -> None:
-        """By OSC 52, which the terminal obeys: it works over ssh, and needs no other program."""
-        if not self.turns:
-            raise UsageError("there is no answer to copy")
-        text = base64.b64encode(self.turns[-1]["content"].encode()).decode()
-        stream = sys.stdout if sys.stdout.isatty() else sys.stderr
-        print(f"\x1b]52;c;{text}\x07", end="", file=stream, flush=True)
-        note("copied, where the terminal allows it")
-
-
-def _named(path: str, command: str) -> str:
-    if not path:
-        raise UsageError(f"/{command} needs the name of a file")
-    return path

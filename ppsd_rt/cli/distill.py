@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -39,7 +40,8 @@ from .notes import complain, note
 
 TOKENS = 2_000_000  # to sample, where nothing is said
 Value = TypeVar("Value")
-LEAST_SLOTS = 8  # of which a shard is small enough for the shortest --hours
+FEW_PROMPTS = 32
+LEAST_SLOTS = 4  # of which a shard is small enough for the shortest --hours
 # On the development prompts (2026-11-21-amd-epyc-2-heads.json, 2026-11-24-amd-epyc-generate-1.5b.json and
 # 2026-11-25-intel-xeon-5-generate-1.5b.json).
 KNOWN = (
@@ -54,6 +56,33 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError("--tokens and --hours exclude each other: --hours says how many tokens there is time for")
     if "," in args.device:
         raise UsageError("distillation runs on one device; --device names one")
+    settings, job_of, before, path = _asked(args)
+    job = job_of(_planned(args, settings, job_of))
+    job.prepare(args.resume)
+    try:
+        show(job.sample(), job.infos)
+        show(job.train(), job.infos)
+    except KeyboardInterrupt:
+        complain(
+            f"{signals.said()}; texts that had ended are kept: the same command with --resume goes on from {job.folder}"
+        )
+        raise
+    for file in job.save(path):
+        for line in _told(job, file, before):
+            print(printable(f"{file}: {line}"))
+        acceptance = read_info(file).acceptance.get("held_out_greedy")
+        if job.infos and settings.format and acceptance is not None:
+            worth = _worth(job.checkpoint.folder, file, settings.format, args.threads, acceptance)
+            print(printable(f"{file}: {worth}"))
+
+
+JobOf = Callable[[distillation.Settings], distillation.Distillation]
+
+
+def _asked(
+    args: argparse.Namespace,
+) -> tuple[distillation.Settings, JobOf, Path | None, Callable[[HeadInfo, int], Path]]:
+    """What the options say; what makes a job of it; the head that there is before; and the names of heads' files."""
     kinds = _kinds(args.kind)
     layers = _layers(args.exit_layer) if args.exit_layer else ()
     sizes = _sizes(args.draft_vocabulary)
@@ -61,21 +90,22 @@ def run(args: argparse.Namespace) -> None:
     _check_writable(Path(args.out).parent)
     folder = resolve_model(args.model)
     checkpoint = Checkpoint(folder)
-    tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
+    config = checkpoint.config
+    tokenizer = load_tokenizer(folder, config.vocab_size)
     judges = [prompt.prompt for prompt in prompt_reader()(args.judged_by)]
     prompts = _prompts(args, tokenizer, checkpoint, judges)
     before = _before(args, checkpoint)
     known = HeadFile.load(before, checkpoint) if before else None
     begin = known if known is not None and _begins(args, known.info, kinds, layers) else None
-    rate = args.learning_rate if args.learning_rate is not None else first_rate(checkpoint.config.hidden_size)
+    rate = args.learning_rate if args.learning_rate is not None else first_rate(config.hidden_size)
     neurons, rank = _sizes_of_body(args, begin, checkpoint)
+    layer = begin.info.exit_layer if begin else distillation.default_exit_layer(config.num_hidden_layers)
     settings = distillation.Settings(
         model_hash=checkpoint.hash,
         kinds=kinds,
-        exit_layers=layers
-        or (begin.info.exit_layer if begin else distillation.default_exit_layer(checkpoint.config.num_hidden_layers),),
+        exit_layers=layers or (layer,),
         tokens=TOKENS if args.tokens is None else args.tokens,
-        draft_vocabularies=tuple(size if size < checkpoint.config.vocab_size else 0 for size in sizes),
+        draft_vocabularies=tuple(size if size < config.vocab_size else 0 for size in sizes),
         slots=distillation.MOST_NATIVE_SLOTS if args.slots is None else args.slots,
         seed=args.seed,
         format=_format(args, checkpoint),
@@ -86,49 +116,40 @@ def run(args: argparse.Namespace) -> None:
         feedback_rank=rank,
         train=TrainSettings(learning_rate=rate, batch_tokens=args.batch_tokens, epochs=args.epochs),
     )
-    model = TorchBackend(
-        checkpoint, "auto" if args.dtype in ("int8", "int4") else args.dtype, args.device, args.threads
-    ).model
+    dtype = "auto" if args.dtype in ("int8", "int4") else args.dtype
+    model = TorchBackend(checkpoint, dtype, args.device, args.threads).model
     work = Path(args.work or f"{Path(args.out).with_suffix('')}-work")
-    text = Path(args.text) if args.text else work
-    workers = args.threads or os.cpu_count() or 1
+    text, workers = Path(args.text) if args.text else work, args.threads or os.cpu_count() or 1
 
     def job_of(settings: distillation.Settings) -> distillation.Distillation:
         return distillation.Distillation(
             checkpoint, model, tokenizer, settings, work, text, judges, workers, begin, note, prompts, known
         )
 
-    begun = _begun(work, "tokens")
+    return settings, job_of, before, path
+
+
+def _planned(args: argparse.Namespace, settings: distillation.Settings, job_of: JobOf) -> distillation.Settings:
+    """With slots, tokens and a learning rate for this machine and the time there is, which is told, or those of the run
+    that has begun."""
+    job = job_of(settings)
+    begun = _begun(job.folder, "tokens")
     if args.slots is None:
-        settings = replace(settings, slots=_begun(work, "slots") or job_of(settings).usual_slots())
+        settings = replace(settings, slots=_begun(job.folder, "slots") or job.usual_slots())
     if begun is None:
         forecast = job_of(settings).forecast()
-        while args.slots is None and settings.slots > LEAST_SLOTS and _too_short(args.hours, forecast, settings.slots):
+        while args.slots is None and settings.slots > LEAST_SLOTS and _too_coarse(args.hours, forecast, settings.slots):
             settings = replace(settings, slots=settings.slots // 2)  # smaller shards
             forecast = job_of(settings).forecast()
         if args.hours is not None:
             settings = replace(settings, tokens=_within(args.hours, forecast, settings.slots))
-        plan = job_of(settings).plan
-        _tell(forecast, settings, plan.tokens(plan.missing()))
+        _tell(forecast, settings, job_of(settings))
     elif args.hours is not None:
         settings = replace(settings, tokens=begun)
-    if begin is not None and args.learning_rate is None:
-        rate = rate_to_go_on(checkpoint.config.hidden_size, settings.train.steps(settings.tokens))
+    if job.begin is not None and args.learning_rate is None:
+        rate = rate_to_go_on(job.checkpoint.config.hidden_size, settings.train.steps(settings.tokens))
         settings = replace(settings, train=replace(settings.train, learning_rate=rate))
-    job = job_of(settings)
-    job.prepare(args.resume)
-    try:
-        show(job.sample(), job.infos)
-        show(job.train(), job.infos)
-    except KeyboardInterrupt:
-        complain(f"{signals.said()}; the same command with --resume goes on from {work}")
-        raise
-    for file in job.save(path):
-        for line in _told(job, file, before):
-            print(printable(f"{file}: {line}"))
-        acceptance = read_info(file).acceptance.get("held_out_greedy")
-        if job.infos and settings.format and acceptance is not None:
-            print(printable(f"{file}: {_worth(folder, file, settings.format, args.threads, acceptance)}"))
+    return settings
 
 
 def _told(job: distillation.Distillation, file: Path, before: Path | None) -> Iterator[str]:
@@ -143,7 +164,10 @@ def _told(job: distillation.Distillation, file: Path, before: Path | None) -> It
     if (now := info.acceptance.get("held_out_prompts")) is not None:
         was = "" if job.of_before is None else f"{job.of_before:.3f} before ({before}), "
         no_better = "; no better: sample more --tokens" if job.of_before is not None and now <= job.of_before else ""
-        yield f"on {job.held_out_prompts} held-out prompts acceptance {was}{now:.3f} now{no_better}"
+        few = job.held_out_prompts < FEW_PROMPTS
+        # As if a prompt were one throw of a coin, the least certain that it can be.
+        sure = f", give or take {1 / math.sqrt(job.held_out_prompts):.2f}: too few to tell heads apart" if few else ""
+        yield f"on {job.held_out_prompts} held-out prompts acceptance {was}{now:.3f} now{sure}{no_better}"
 
 
 def _prompts(args: argparse.Namespace, tokenizer: Tokenizer, checkpoint: Checkpoint, judges: Sequence[str]) -> Prompts:
@@ -162,7 +186,7 @@ def _before(args: argparse.Namespace, checkpoint: Checkpoint) -> Path | None:
     """The head that there is before: that of --begin, or for --prompts the one that ships."""
     if args.begin not in (None, "none"):
         return Path(args.begin)
-    return find_shipped(checkpoint.hash) if args.prompts is not None else None
+    return find_shipped(checkpoint) if args.prompts is not None else None
 
 
 def _begins(args: argparse.Namespace, before: HeadInfo, kinds: Sequence[str], layers: Sequence[int]) -> bool:
@@ -179,8 +203,9 @@ def _begun(work: Path, name: str) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def _too_short(hours: float | None, forecast: Forecast, slots: int) -> bool:
-    return hours is not None and hours > 0 and forecast.shards_within(3600 * hours, slots) == 0
+def _too_coarse(hours: float | None, forecast: Forecast, slots: int) -> bool:
+    """Would whole shards leave more than a fifth of the time?"""
+    return hours is not None and 0 < hours < math.inf and forecast.shards_within(3600 * hours, slots) < 5
 
 
 def _within(hours: float, forecast: Forecast, slots: int) -> int:
@@ -195,15 +220,25 @@ def _within(hours: float, forecast: Forecast, slots: int) -> int:
     return shards * slots * STEPS
 
 
-def _tell(forecast: Forecast, settings: distillation.Settings, sampled: int) -> None:
-    """sampled: tokens, held-out ones among them, that no earlier run has sampled into this folder."""
-    shard = settings.slots * STEPS
+def _tell(forecast: Forecast, settings: distillation.Settings, job: distillation.Distillation) -> None:
+    """Time and disk of what no earlier run has sampled into this folder; PpsdError where the disk has no room."""
+    sampled, shard = job.plan.tokens(job.plan.missing()), settings.slots * STEPS
     tokens = settings.shards * shard
     sampling, training = forecast.sampling(sampled), forecast.training(tokens)
     if tokens != settings.tokens:
         slots = f"{STEPS} in each of {settings.slots} slots; fewer --slots, smaller shards"
         note(f"--tokens {settings.tokens:,} becomes {tokens:,}: shards of {shard:,} ({slots}); one more is held out")
-    text = f"sampling {sampled:,} tokens takes about {duration(sampling)} on this machine"
+    states = len(job.plan.keep) * job.checkpoint.config.hidden_size * 2 if settings.format else 0
+    disk = sampled * (states + 4)
+    place = next(folder for folder in (job.text, *job.text.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    if free < disk:
+        raise PpsdError(
+            f"the text takes {disk / 1e9:.2g} GB in {job.text}, and {free / 1e9:.2g} are free: fewer --tokens"
+        )
+    text = (
+        f"sampling {sampled:,} tokens takes about {duration(sampling)} on this machine, and {disk / 1e9:.2g} GB of disk"
+    )
     if sampled == 0:
         text = "all of its text has been sampled"
     if settings.kinds != (NGRAM,):

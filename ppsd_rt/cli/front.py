@@ -16,6 +16,7 @@ from .notes import note
 if TYPE_CHECKING:
     from ..front.engines import Engines
 
+LEAST_KEY = 16
 # Of the options of `serve`, those that a child is given.
 _OPTIONS = ("model", "exit_head", "backend", "device", "dtype", "kv_dtype", "kv_memory", "threads", "stages")
 
@@ -24,10 +25,23 @@ def check_front(args: argparse.Namespace) -> None:
     """UsageError for options that exclude each other; before anything is opened."""
     if args.restarts is not None and args.engines is not None:
         raise UsageError("--restarts starts an engine, with --engines others do: give one of the two")
+    if args.engines is not None:
+        engine_key()
     if getattr(args, "engine", None) is not None:
         raise UsageError(
             "over ranks start `ppsd-run serve --engines PORT` by itself, and the ranks with engine --front"
         )
+
+
+def engine_key() -> str:
+    """Of the environment: whoever has it is given prompts, and chooses the answers. UsageError without one."""
+    key = os.environ.get("PPSD_ENGINE_KEY", "")
+    if len(key) < LEAST_KEY:
+        raise UsageError(
+            f"PPSD_ENGINE_KEY needs {LEAST_KEY} characters or more, the same for the server and its engines: "
+            "export PPSD_ENGINE_KEY=$(openssl rand -hex 16)"
+        )
+    return key
 
 
 @contextmanager
@@ -40,7 +54,7 @@ def open_front(args: argparse.Namespace, given_up: Callable[[str], None]) -> "It
 
     host, port = args.engines or ("127.0.0.1", 0)
     own = args.restarts is not None
-    key = secrets.token_hex(16) if own else os.environ.get("PPSD_ENGINE_KEY", "")
+    key = secrets.token_hex(16) if own else engine_key()
     checkpoint, tokenizer = open_model(args.model, args.backend)
     child: Child | None = None
     engine: Engine | None = None
@@ -80,7 +94,8 @@ def run_engine(args: argparse.Namespace) -> int:
     """Of `ppsd-run engine`, which decodes for `ppsd-run serve --engines`; that keeps what is committed."""
     from ..front.work import work
 
+    key = engine_key()
     engine = load_engine(args)
     note(f"{engine.name} is loaded, for the server at {args.front[0]}:{args.front[1]}")
-    work(engine, args.front, os.environ.get("PPSD_ENGINE_KEY", ""), args.engine_timeout, args.once)
+    work(engine, args.front, key, args.engine_timeout, args.once)
     return 0

@@ -1,7 +1,6 @@
 """`ppsd-run "prompt"`: generate, from an argument, files, standard input, or a file of prompts."""
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -9,18 +8,17 @@ from contextlib import nullcontext
 from dataclasses import replace
 from logging import WARNING, getLogger
 from pathlib import Path
-from typing import Any
 
 from ..backend import RunOptions
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..generation import Completion, Generation
-from ..pipeline.schedule import PLAIN, Auto, Schedule, parse_schedule
+from ..pipeline.schedule import Auto, Schedule, parse_schedule
 from ..printable import printable
 from ..sampling.params import SamplingParams
-from ..statistics import Statistics
 from ..trace import TraceFile, occupancy
 from . import signals
+from .batch import answer_all
 from .commands import prompt_reader
 from .common import (
     NamedPrompt,
@@ -35,10 +33,12 @@ from .common import (
     short_statistics,
     statistics_line,
 )
+from .compare import Comparison, compare, said, together
 from .notes import complain, note
 from .progress import PromptBar
 
 _APART = (("chat", "prompts"), ("chat", "json"), ("chat", "raw"), ("json", "show_drafts"), ("quiet", "explain"))
+_ONE_BY_ONE = ("compare", "explain", "show_drafts", "trace", "learn")  # of a file's prompts
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,38 +83,72 @@ def _run(
             schedule,
             args,
             lambda: run_options(args),
-            lambda one: answer(engine, one, args, None, trace),
+            lambda one: answer(engine, one, args, None, trace, schedule, []),
         )
     note_plain(engine, args.raw)
     encoded = [(id, _encode(engine, text, id, args)) for id, text in prompts]  # all, before the first is answered
-    cut: list[Completion] = []
     answered: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
-    for number, (id, ids) in enumerate(encoded):
-        if id is not None and not args.json:
-            print("\n" * (number > 0) + f"==> {printable(str(id))} <==", flush=True)
-        same = tuple(ids)
-        generation = engine.generate(ids, replace(params, index=answered[same]), schedule, run_options(args))
-        answered[same] += 1
-        if not answer(engine, generation, args, id, trace):
+    indices: list[int] = []
+    for _, ids in encoded:
+        indices.append(answered[tuple(ids)])
+        answered[tuple(ids)] += 1
+
+    def begin(number: int, options: RunOptions) -> Generation:
+        return engine.generate(encoded[number][1], replace(params, index=indices[number]), schedule, options)
+
+    names = [id for id, _ in encoded]
+    answers: list[Completion] = []
+    if len(encoded) > 1 and engine.backend.name == "cpu" and not any(getattr(args, name) for name in _ONE_BY_ONE):
+
+        def show(number: int, whole: Completion) -> None:
+            _print_whole(engine, whole, args, names[number], number)
+            answers.append(whole)
+
+        if not answer_all(engine, [begin(number, RunOptions()) for number in range(len(encoded))], show):
             return signals.status()
-        if generation.completion.finish_reason in ("length", "context"):
-            cut.append(generation.completion)
-    if cut:
-        _tell_of_cut(engine, cut, len(encoded), params)
+    else:
+        comparisons: list[Comparison] = []
+        for number, id in enumerate(names):
+            generation = begin(number, run_options(args))
+            _print_name(id, args, number)
+            if not answer(engine, generation, args, id, trace, schedule, comparisons):
+                return signals.status()
+            answers.append(generation.completion)
+        if len(comparisons) > 1 and not args.json and (ratio := said([*together(comparisons)])):
+            note(f"{len(comparisons)} answers: {ratio}")
+    _tell_of_cut(engine, answers, params)
     return 0
 
 
-def _tell_of_cut(engine: Engine, cut: list[Completion], total: int, params: SamplingParams) -> None:
+def _print_name(id: str | int | None, args: argparse.Namespace, number: int) -> None:
+    if id is not None and not args.json:
+        print("\n" * (number > 0) + f"==> {printable(str(id))} <==", flush=True)
+
+
+def _print_whole(
+    engine: Engine, completion: Completion, args: argparse.Namespace, id: str | int | None, number: int
+) -> None:
+    """An answer that nobody saw being made."""
+    _print_name(id, args, number)
+    if args.json:
+        print_json(_as_json(engine, completion, id, None))
+    else:
+        print(completion.text, flush=True)
+        note(statistics_line(completion))
+
+
+def _tell_of_cut(engine: Engine, answers: list[Completion], params: SamplingParams) -> None:
     """PpsdError where a grammar was not at its end: what reads the answers expects whole ones."""
-    what = "the answer was" if total == 1 else f"{len(cut)} of {total} answers were"
+    cut = [one for one in answers if one.finish_reason in ("length", "context")]
+    what = "the answer was" if len(answers) == 1 else f"{len(cut)} of {len(answers)} answers were"
+    full = any(one.finish_reason == "context" for one in cut)
     where = f"at {counted(params.max_tokens or 0, 'token')} (-n): -n -1 has no limit"
-    if any(completion.finish_reason == "context" for completion in cut):
+    if full:
         where = f"where the context of {engine.config.max_position_embeddings} tokens, or its memory, was full"
-    if params.grammar:
-        broken = [completion for completion in cut if not engine.fulfils(params.grammar, completion.ids)]
-        if broken:
-            raise PpsdError(f"{what} cut {where}; by then the grammar could not end")
-    note(f"{what} cut {where}")
+    if params.grammar and any(not engine.fulfils(params.grammar, one.ids) for one in cut):
+        raise PpsdError(f"{what} cut {where}; by then the grammar could not end")
+    if full:  # who gave -n knows
+        note(f"{what} cut {where}")
 
 
 def _encode(engine: Engine, given: str | NamedPrompt, id: str | int | None, args: argparse.Namespace) -> list[int]:
@@ -137,6 +171,8 @@ def _check_combination(args: argparse.Namespace) -> None:
             raise UsageError(f"--{first} does not go with --{second}".replace("_", "-"))
     if (args.prompt is not None or args.file) and (args.prompts or args.chat):
         raise UsageError("give a prompt (with -f its files), or --prompts, or --chat (/file there): not two of them")
+    if args.quiet and args.compare and not args.json:
+        raise UsageError("--quiet does not go with --compare, but for --json")
     if args.logprobs is not None and not args.json:
         raise UsageError("--logprobs needs --json, which shows them")
     if args.chat and sys.stdin is None:
@@ -155,9 +191,18 @@ def _prompts(args: argparse.Namespace) -> list[tuple[str | int | None, str | Nam
 
 
 def answer(
-    engine: Engine, generation: Generation, args: argparse.Namespace, id: str | int | None, trace: TraceFile | None
+    engine: Engine,
+    generation: Generation,
+    args: argparse.Namespace,
+    id: str | int | None,
+    trace: TraceFile | None,
+    schedule: Schedule | Auto,
+    comparisons: list[Comparison],
 ) -> bool:
-    """Print one answer and its statistics. False when it was interrupted; what there is by then is printed."""
+    """Print one answer and its statistics. False when it was interrupted; what there is by then is printed.
+
+    comparisons: where --compare adds one.
+    """
     try:
         finished = _print_text(engine, generation, args)
     except PpsdError:  # such as a rank that died: what is committed stays
@@ -165,19 +210,16 @@ def answer(
         raise
     if trace:
         spans = engine.backend.spans()
-        clocks = _clocks(engine)
-        trace.add(spans, "" if id is None else str(id), clocks)
+        trace.add(spans, "" if id is None else str(id))
         if spans and not args.json:
             note(str(occupancy(spans)))
-            if clocks:
-                error = max(error for _, error in clocks.values())
-                note(f"clocks of the ranks: put on rank 0's, at most {error:.0f} us off")
     completion = generation.completion
-    compared: Statistics | None = None
+    compared: Comparison | None = None
     problem: PpsdError | None = None
     if args.compare and finished:
         try:
-            compared = _compare(engine, completion, generation.params, printed=not args.json)
+            compared = compare(engine, completion, generation.params, schedule, printed=not args.json)
+            comparisons.append(compared)
         except KeyboardInterrupt:
             finished = False
             complain(f"ppsd-run: {signals.said()}; the answer is whole, the comparison is missing")
@@ -188,7 +230,7 @@ def answer(
     elif args.chat:
         note(short_statistics(completion))
     elif finished or completion.ids:
-        note(statistics_line(completion, compared))
+        note(statistics_line(completion, said(compared.turns) if compared else ""))
     if not finished and not completion.ids:
         done, total = getattr(generation.options.prompt_progress, "rows", (0, 0))
         total = total or len(completion.prompt_ids)
@@ -200,12 +242,6 @@ def answer(
     if problem is not None:
         raise problem
     return finished
-
-
-def _clocks(engine: Engine) -> dict[int, tuple[float, float]]:
-    """Of the other ranks, as `TraceFile.add` takes them; of one process there are none."""
-    clocks: dict[int, Any] = getattr(engine.backend, "clocks", dict)()
-    return {rank: (clock.offset / 1000, clock.error / 1000) for rank, clock in clocks.items()}
 
 
 def _on_terminal() -> bool:
@@ -249,28 +285,13 @@ def _print_rest(engine: Engine, generation: Generation, args: argparse.Namespace
         print(generation.rest(), flush=True)
 
 
-def _compare(engine: Engine, completion: Completion, params: SamplingParams, printed: bool) -> Statistics:
-    """Decode the same prompt plainly; the ids must be the same, or this project has a bug.
-
-    printed: the answer was, piece by piece. That takes time of the cores that decode, so here it is done too.
-    """
-    generation = engine.generate(completion.prompt_ids, params, PLAIN)
-    if printed:
-        with open(os.devnull, "w", encoding="utf-8") as nowhere:
-            for token in generation:
-                print(token.text, end="", flush=True, file=nowhere)
-    plain = generation.run()
-    if plain.ids != completion.ids:
-        raise PpsdError("the answer differs from plain decoding: this is a bug; `ppsd-run check` shows where")
-    return plain.statistics
-
-
 def _as_json(
-    engine: Engine, completion: Completion, id: str | int | None, compared: Statistics | None
+    engine: Engine, completion: Completion, id: str | int | None, compared: Comparison | None
 ) -> dict[str, object]:
     stats = completion.statistics.as_dict()
     if compared is not None:
-        stats["plain"] = compared.as_dict()
+        stats["plain"] = compared.plain.as_dict()
+        stats["turns"] = [{"seconds": fast, "plain_seconds": plain} for fast, plain in compared.turns]
     logprobs = {"logprobs": list(_logprobs(engine, completion))} if completion.logprobs else {}
     return {
         "id": id,

@@ -34,47 +34,28 @@ def run(args: argparse.Namespace) -> None:
 def _summary(info: dict[str, Any]) -> Iterator[str]:
     """What people ask for; `--json` has all."""
     model, head, backend, machine = info["model"], info["exit head"], info["backend"], info["machine"]
-    context, layers = model["max_position_embeddings"], f"{model['num_hidden_layers']} layers"
-    yield f"model      {model['name']}: {_count(model['parameters'])} parameters, context {context}"
-    heads = f"{model['num_attention_heads']} heads ({model['num_key_value_heads']} of keys and values)"
-    yield f"           {layers}, width {model['hidden_size']}, {heads} of {model['head_dim']}"
-    yield f"           vocabulary {model['vocab_size']}, chat template: {'yes' if model['chat_template'] else 'no'}"
-    yield f"           stored as {', '.join(model['stored_as'])} in {model['folder']}"
+    yield f"model      {model['name']}: {model['parameters'] / 1e9:.2g} billion parameters in {model['folder']}"
+    shape = f"{model['num_hidden_layers']} layers, width {model['hidden_size']}, vocabulary {model['vocab_size']}"
+    yield f"           {shape}, context {model['max_position_embeddings']}, stored as {', '.join(model['stored_as'])}"
+    variables = ", ".join(model["template_variables"]) or "no variables"
+    yield f"           {f'chat template with {variables}' if model['chat_template'] else 'no chat template'}"
     if head is None:
         yield "exit head  none: only copies from the text are drafted; `ppsd-run distill` trains one"
     else:
         right = head.get("acceptance", {}).get("held_out_greedy")
         known = "" if right is None else f", right for {right:.0%} of held-out greedy tokens"
-        taps = ", ".join(map(str, head["recipe"].get("taps", [])))
-        place = f", reads the hidden states after layers {taps}" if taps else f" after layer {head['exit_layer']}"
-        yield f"exit head  {head['kind']}{place}{known}"
+        yield f"exit head  {head['kind']} after layer {head['exit_layer']}{known}"
     on = "" if backend["device"] == backend["name"] else f" on {backend['device']}"
     threads, answers = counted(backend["threads"], "thread"), counted(backend["answers_at_once"], "answer")
-    yield f"backend    {backend['name']}{on}, {backend['dtype']}, {threads}, {answers} at once"
-    facts = []
-    if "isa" in backend:
-        others = [name for name in backend["usable_isas"] if name != backend["isa"]]
-        facts.append(
-            f"instructions {backend['isa']} ({'also ' + ', '.join(others) if others else 'this build has no others'})"
-        )
-    facts += [f"weights {backend['packed_megabytes']:.0f} MB"] if "packed_megabytes" in backend else []
-    if "kv_megabytes" in backend:
-        facts.append(f"KV caches {backend['kv_dtype']}, up to {backend['kv_megabytes']:.0f} MB")
-    if facts:
-        yield f"           {', '.join(facts)}"
-    if backend.get("pinning", "ok") != "ok":
-        yield f"           threads have no cores of their own: {backend['pinning']}"
-    yield f"machine    {machine['cpu']}, {counted(machine['cores'], 'core')}; {machine['system']}"
-    torch = f", torch {machine['torch']}" if machine["torch"] else ""
-    yield f"           ppsd-rt {machine['ppsd_rt']}, Python {machine['python']}{torch}"
+    sizes = [f", weights {backend['packed_megabytes']:.0f} MB"] if "packed_megabytes" in backend else []
+    sizes += [f", KV caches up to {backend['kv_megabytes']:.0f} MB"] if "kv_megabytes" in backend else []
+    yield f"backend    {backend['name']}{on}, {backend['dtype']}, {threads}, {answers} at once{''.join(sizes)}"
+    isa = f", instructions {backend['isa']}" if "isa" in backend else ""
+    yield f"machine    {machine['cpu']}, {counted(machine['cores'], 'core')}{isa}; ppsd-rt {machine['ppsd_rt']}"
     yield f"cache      {machine['cache']}"
     if learned := info.get("learned"):
         yield from lines(learned)
     yield "all of it: ppsd-run info --json"
-
-
-def _count(parameters: int) -> str:
-    return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"
 
 
 def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:

@@ -4,6 +4,7 @@ import argparse
 import ctypes
 import os
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
@@ -11,37 +12,48 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import PpsdError
+from ..errors import PpsdError, UsageError
 from ..extras import need
 from ..learning.heads import LearnedHeads
-from ..learning.kept import MOST_BYTES, Lock, forget, read_days, read_model, read_records
+from ..learning.kept import MOST_BYTES, Lock, bytes_of, forget, read_days, read_model, read_records, take_over
 from ..models.checkpoint import Checkpoint
 from ..models.resolve import resolve_model
 from ..models.tokenizer import load_tokenizer
 from ..printable import printable
+from .common import agreed
 from .notes import note, quiet
 
 DAYS = 14  # that are shown
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     folder = Path(args.folder)
+    if args.yes and not args.forget:
+        raise UsageError("--yes goes with --forget")
     if args.forget:
-        print(f"deleted {forget(folder) / 1e6:.1f} MB from {folder}")
-        return
+        what = f"what is kept of {Path(read_model(folder)['name']).name} in {folder}"
+        if not args.yes:
+            if sys.stdin is None or not sys.stdin.isatty():
+                raise UsageError(f"{what} would be deleted; --yes does so without a question")
+            if not agreed(f"Delete {what}, and the heads that learned from it? [y/N] "):
+                return 1
+        print(printable(f"deleted {forget(folder) / 1e6:.1f} MB from {folder}"))
+        return 0
     if args.status:
         for line in lines(status(folder)):
             print(printable(line))
-        return
+        return 0
     told, checkpoint, heads = _open(folder)
     if args.back:
         print(printable(f"the head in use is now {heads.back()}"))
-        return
+        return 0
+    heads.enough()  # before torch is loaded, which takes seconds
     if args.background is not None:
         _recede(args.background)
     need("torch", "torch", "learning")
     with closing(Lock(folder, ".training.lock", "learns from")):
         _train(args, folder, told, checkpoint, heads)
+    return 0
 
 
 def status(folder: Path) -> dict[str, Any]:
@@ -52,7 +64,7 @@ def status(folder: Path) -> dict[str, Any]:
         "folder": str(folder),
         "answers": len(records),
         "answer_tokens": sum(record.tokens for record in records),
-        "bytes": sum(path.stat().st_size for path in folder.glob("answers-*.bin")),
+        "bytes": bytes_of(folder),
         "since": time.strftime("%Y-%m-%d", time.gmtime(86400 * records[0].day)) if records else None,
         "head": heads.names[-1] if heads.names else None,
         "outcomes": [{**vars(outcome), "better": outcome.better, "said": str(outcome)} for outcome in heads.outcomes],
@@ -75,6 +87,10 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 
 def _open(folder: Path) -> tuple[dict[str, str], Checkpoint, LearnedHeads]:
     told = read_model(folder)
+    try:
+        take_over(folder)
+    except (OSError, sqlite3.Error) as error:
+        raise PpsdError(f"cannot read the answers in {folder}: {error}") from None
     checkpoint = Checkpoint(resolve_model(told["name"]))
     if checkpoint.hash != told["hash"]:
         raise PpsdError(f"{told['name']} has other weights than those whose answers {folder} keeps")

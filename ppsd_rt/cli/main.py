@@ -1,5 +1,6 @@
 """`ppsd-run`: finds the command, runs it, and turns errors into one line and an exit status."""
 
+import errno
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -57,17 +58,19 @@ def _start(argv: "Sequence[str]") -> int:
         raise UsageError("standard output is closed: there is nowhere to write to")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end an answer
-    status = _run(parse(argv), find_world())
+    status = _run(parse(argv), argv, find_world())
     sys.stdout.flush()  # on Python's own way out, a full disk would change no status
     return status
 
 
-def _run(args: "argparse.Namespace", world: "World | None") -> int:
+def _run(args: "argparse.Namespace", argv: "Sequence[str]", world: "World | None") -> int:
     from .commands import COMMANDS
+    from .ranks import start_ranks
 
     args.engine = None
     if getattr(args, "quiet", False):
         notes.quiet()
+    world, children = start_ranks(args, argv, world)
     if world is None:
         if getattr(args, "threads", None) is not None:
             from .common import note_threads
@@ -84,7 +87,7 @@ def _run(args: "argparse.Namespace", world: "World | None") -> int:
         import traceback
 
         traceback.print_exc()
-    return leave(args.engine, status)
+    return leave(args.engine, status, children)
 
 
 def _status_of(work: "Callable[[], int]") -> int:
@@ -110,8 +113,8 @@ def _status_of_errors(work: "Callable[[], int]") -> int:
         _abandon_output()
         return 1
     except OSError as error:  # such as a full disk behind standard output
-        place = f"{error.filename}: " if error.filename else ""
-        notes.complain(f"ppsd-run: {place}{error.strerror or error}")
+        place = error.filename or ("standard output" if error.errno == errno.ENOSPC else "")
+        notes.complain(f"ppsd-run: {place}{': ' * bool(place)}{error.strerror or error}")
         _abandon_output()
         return signals.status() if signals.received() else 1  # the terminal goes away as SIGHUP comes
 

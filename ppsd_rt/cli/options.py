@@ -12,8 +12,7 @@ FILES = {  # kind: its subfolder, and what our files in it are called
     "importance": ("importance", ("*.npy", "tmp*")),
     "hashes": ("hashes", ("*.hash", "tmp*")),
     "packed": ("packed", ("*.packed", "*.unfinished")),
-    "campaigns": ("check", ("seed-*.jsonl",)),
-    "chat": ("chat", ("history.json", "tmp*")),
+    "chat": ("chat", ("history.*", "tmp*")),
     "benchmarks": ("benchmarks", ("*.gguf", "*/*.json", "*/*.safetensors")),
 }
 
@@ -68,7 +67,8 @@ def model_options(parser: ArgumentParser) -> None:
         _stages,
         default=1,
     )
-    add = group(parser, "ranks (torchrun --nproc-per-node N -m ppsd_rt ...)")
+    add = group(parser, "ranks (over several hosts: torchrun ... -m ppsd_rt ...)")
+    add("--ranks N", "share the layers out among N processes of this host", whole)
     add("--rank-timeout S", "a rank silent so long is lost", number, default=20.0)
     add("--link-ms T", "delay every message, to try it out [0]", number, default=0.0)
 
@@ -128,7 +128,7 @@ def generate_options(parser: ArgumentParser) -> None:
     )
     add("--trace FILE", "write a timeline of the stages, for ui.perfetto.dev", named)
     add("-q --quiet", "no statistics and no notes: the answer, and errors")
-    add("--compare", "also decode plainly, and print how much faster this was")
+    add("--compare", "also decode it with and without speculation in turns, and print how much faster it was")
     add("--explain", "print what auto predicted and what it measured")
     sampling_options(parser)
     schedule_options(parser)
@@ -141,7 +141,7 @@ def serve_options(parser: ArgumentParser) -> None:
     add("--host", "address to listen on; 0.0.0.0: all of them", named, default="127.0.0.1")
     add("--port N", "0: any that is free", whole, default=8000)
     add("--model-name NAME", "what clients call the model [--model]", named)
-    add("--api-key KEY", "that clients must bring [the variable PPSD_API_KEY; else none]", named)
+    add("--api-key KEY", "that clients must bring, or several in quotes [the variable PPSD_API_KEY; else none]", named)
     add(
         "--cors ORIGIN", "whose pages may ask, such as http://localhost:3000; * is all; may be repeated", named, **_MANY
     )
@@ -149,7 +149,7 @@ def serve_options(parser: ArgumentParser) -> None:
     add("--plain-contents", "special tokens in messages are text, so that a user cannot end a turn [they are tokens]")
     add(
         "--memory",
-        "whose earlier answers make new ones faster: those of the same `user`, everybody's, nobody's [own]",
+        "whose earlier answers make new ones faster: those of the same owner, everybody's, nobody's [own]",
         choices=("own", "shared", "off"),
         default="own",
     )
@@ -162,6 +162,12 @@ def serve_options(parser: ArgumentParser) -> None:
     add("--restarts N", "decode in a child process, started again up to N times", whole)
     add("--engines [HOST:]PORT", "others start engines, which come here: ppsd-run engine", address)
     _silence(add)
+    add = group(parser, "sampling of requests that say nothing of it [the model's generation_config.json]")
+    add("-t --temperature T", "0 is greedy [1]", number)
+    add("--top-k K", "keep the K most likely tokens; 0: all [0]", whole)
+    add("--top-p P", "keep the likeliest with probability P [1]", number)
+    add("--min-p P", "keep those with P x the best's [0]", number)
+    add("--repetition-penalty R", "above 1: repeat less [1]", number)
     add = group(parser, "limits")
     add("--queue N", "answers that may wait [by memory, at least 256]", at_most(10**6))
     add("--keep-alive S", "seconds that an idle connection stays open", seconds, default=75.0)
@@ -198,12 +204,6 @@ def rm_options(parser: ArgumentParser) -> None:
 
 def pull_options(parser: ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m", help="the default model or a hub name")
-
-
-def convert_options(parser: ArgumentParser) -> None:
-    parser.add_argument("source", metavar="IN.gguf")
-    parser.add_argument("target", metavar="FOLDER", help="must not exist yet, or be empty")
-    option(parser, "--dtype", "of the weights: float32, bfloat16 or float16", default="float32")
 
 
 def distill_options(parser: ArgumentParser) -> None:
@@ -262,6 +262,7 @@ def learn_options(parser: ArgumentParser) -> None:
     option(one, "--back", "use the head before, also in a server that runs")
     option(one, "--forget", "delete all that was kept and learned")
     option(one, "--background PID", SUPPRESS, whole)  # of whom it ends with
+    option(parser, "--yes", "do not ask before all is deleted")
     option(parser, "--threads N", "CPU threads [all cores]", whole)
 
 
@@ -283,4 +284,4 @@ def info_options(parser: ArgumentParser) -> None:
 def cache_options(parser: ArgumentParser) -> None:
     kinds = (ALL, MODELS, *FILES)
     option(parser, "--clean KIND", f"remove {', '.join(kinds)} [{ALL}]", nargs="?", const=ALL, choices=kinds)
-    option(parser, "--yes", "do not ask before models are removed")
+    option(parser, "--yes", "do not ask")

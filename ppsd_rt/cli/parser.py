@@ -2,7 +2,7 @@
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
@@ -45,6 +45,22 @@ class Parser(argparse.ArgumentParser):
                 names += [name for command in action.choices.values() for name in command._options()]
         return names
 
+    def format_help(self) -> str:
+        """Of many options those that one needs; `--help-all` has the others."""
+        few = [action for action in self._actions if not action.option_strings or action.dest in _NEEDED]
+        if self.all or len(self._actions) <= MOST_SHOWN:
+            return super().format_help()
+        helps = {action: action.help for action in self._actions if action not in few}
+        for action in helps:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help()
+        finally:
+            for action, text in helps.items():
+                action.help = text
+
+    all = False
+
     def _print_message(self, message: str, file: object = None) -> None:
         """Help and version, on standard output: argparse itself takes no notice of a disk that is full."""
         print(message, end="", flush=True)
@@ -63,6 +79,23 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         shown = shown and not isinstance(action.default, list) and not text.endswith("]")
         return f"{text} [%(default)s]" if shown and action.option_strings else text
 
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        parser.all = True
+        parser.print_help()
+        parser.exit()
+
+
+MOST_SHOWN = 20  # options of a command whose help shows all
+_NEEDED = {  # of commands that have more
+    *("help", "help_all", "model", "threads", "schedule"),
+    *("file", "prompts", "chat", "system", "raw", "json", "grammar", "quiet", "compare"),
+    *("max_tokens", "temperature", "seed"),
+    *("host", "port", "api_key", "model_name", "cors"),
+    *("out", "kind", "tokens", "hours", "resume", "limit", "slow", "svg"),
+}
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -88,6 +121,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if argv and argv[0] in _LAB:  # their names of earlier days, which scripts and results have
         argv = ["lab", *argv]
     if argv and argv[0] == "lab":
+        if len(argv) > 1 and argv[1] in ("--help", "-h"):
+            print("usage: ppsd-run lab COMMAND ...\n\n" + _listed(name for name in COMMANDS if name.startswith("lab ")))
+            raise SystemExit(0)
         argv = [_in_the_lab(argv[1:]), *argv[2:]]
     named = bool(argv) and argv[0] in COMMANDS
     name = argv[0] if named else "generate"
@@ -103,7 +139,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _in_the_lab(argv: Sequence[str]) -> str:
     """The command that `lab` goes on with. UsageError where it is none."""
     if not argv or f"lab {argv[0]}" not in COMMANDS:
-        raise UsageError(f"lab is followed by one of {', '.join(_LAB)}: see ppsd-run lab {_LAB[0]} --help")
+        raise UsageError(f"lab is followed by one of {', '.join(_LAB)}: see ppsd-run lab --help")
     return f"lab {argv[0]}"
 
 
@@ -150,11 +186,16 @@ def _build(name: str) -> Parser:
             parser, "--completion", "print what completes commands and options in this shell, and end", choices=SHELLS
         )
     command.options(name)(parser)
+    if len(parser._actions) >= MOST_SHOWN:
+        parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options")
     return parser
 
 
-_WIDTH = max(map(len, COMMANDS))
+def _listed(names: Iterable[str]) -> str:
+    return "\n".join(f"  {name:<{max(map(len, COMMANDS))}}  {COMMANDS[name].summary}" for name in names)
+
+
 _OVERVIEW = """Answers from a Llama-family model, drafted by its own early layers: faster, and token for token the same.
 
 commands (each has its own --help; a prompt that is one of these words goes after --):
-""" + "\n".join(f"  {name:<{_WIDTH}}  {command.summary}" for name, command in COMMANDS.items())
+""" + _listed(COMMANDS)

@@ -1,24 +1,55 @@
-"""The same commands over the ranks that torchrun has started: rank 0 runs the command, the others serve it."""
+"""The same commands over ranks, of `--ranks` or of torchrun: rank 0 runs the command, the others serve it."""
 
 import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..ranks.launch import RankOptions, check_backend, join
-from ..ranks.world import World
+from ..ranks.world import MOST_RANKS, World
+
+if TYPE_CHECKING:
+    from ..ranks.children import Child
+    from ..ranks.launch import RankOptions
 
 OVER_RANKS = ("generate", "watch", "serve", "engine", "check", "info")
 SILENCES = (0.5, 3600.0)  # seconds; a sign of life comes every quarter of a second
 
 
-def join_ranks(args: argparse.Namespace, world: World) -> bool:
-    """True: this is rank 0, and `args.engine` drafts for the ranks. False: this rank has served, and all is done."""
+def start_ranks(
+    args: argparse.Namespace, argv: Sequence[str], world: World | None
+) -> "tuple[World | None, list[Child]]":
+    """With --ranks N the ranks that torchrun has not started, this process being rank 0. world: as torchrun has it."""
+    count = getattr(args, "ranks", None)
+    if count is None or (world is not None and count == world.size):
+        return world, []
+    if world is not None:
+        raise UsageError(f"--ranks {count} in a world of {world.size} ranks: leave it out, torchrun has started them")
+    if not 1 < count <= MOST_RANKS:
+        raise UsageError(f"--ranks is from 2 to {MOST_RANKS}, not {count}")
+    from ..ranks.children import start
+
+    check_command(args)
+    rank_options(args, count)  # what is wrong with them is said before anything is started
+    return start(count, argv)
+
+
+def check_command(args: argparse.Namespace) -> None:
     if args.command not in OVER_RANKS:
         raise UsageError(f"{args.command} runs in one process; over ranks run {', '.join(OVER_RANKS)}")
+
+
+def join_ranks(args: argparse.Namespace, world: World) -> bool:
+    """True: this is rank 0, and `args.engine` drafts for the ranks. False: this rank has served, and all is done."""
+    from ..ranks.launch import join
+
+    check_command(args)
     args.engine = join(world, rank_options(args, world.size))
     return args.engine is not None
 
 
-def rank_options(args: argparse.Namespace, size: int) -> RankOptions:
+def rank_options(args: argparse.Namespace, size: int) -> "RankOptions":
+    from ..ranks.launch import RankOptions, check_backend
+
     check_backend(args.backend, args.device)
     sizes = args.stages if isinstance(args.stages, tuple) else None
     if isinstance(args.stages, int) and args.stages not in (1, size):
@@ -34,7 +65,7 @@ def rank_options(args: argparse.Namespace, size: int) -> RankOptions:
     return RankOptions(
         **{name: getattr(args, name) for name in same},
         sizes=sizes,
-        schedule=getattr(args, "schedule", None) or getattr(args, "schedules", None) or "",
+        schedule=str(getattr(args, "schedule", None) or ""),
         link_delay=args.link_ms / 1000,
         silence=args.rank_timeout,
     )

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     for package in ("fastapi", "prometheus_client", "uvicorn"):
         need(package, "serve", "the server")
     from ..serve.run import allow_connections, listen, serve
-    from ..serve.settings import Settings, default_queue
+    from ..serve.settings import DEFAULTS, Settings, default_queue
 
     schedule = parse_schedule(args.schedule)
     key = args.api_key or os.environ.get("PPSD_API_KEY") or None
@@ -74,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
         engine.name = args.model_name or Path(engine.name).name  # clients need not know where it is
         queue = args.queue or default_queue(args.max_body)
         same = {name: getattr(args, name) for name in _SETTINGS}
-        settings = Settings(api_key=key, schedule=schedule, queue=queue, here=here, **same)
+        sampling = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
+        one = {"api_key": key, "host": args.host, "schedule": schedule, "queue": queue, "here": here}
+        settings = Settings(**one, sampling=sampling, **same)
         allow_connections()
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host

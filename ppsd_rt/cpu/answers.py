@@ -122,7 +122,7 @@ class Answers:
                 report_drafts=options.report_drafts,
                 # A text of its own: one for drafts, one for verification.
                 masks=(options.masks(), options.masks()) if options.masks else None,
-                ngrams=None if options.owner is None else ngrams.of(options.owner),
+                ngrams=ngrams.of(options.copied_by),
                 planner=steering,
                 oracle=options.oracle,
                 trace=options.trace,

@@ -402,7 +402,7 @@ class CudaBackend:
             "limits": limits,
             "seed": params.seed or 0,
             "in_turns": self._serial,
-            "ngrams": None if options.owner is None else self._ngrams.of(options.owner),
+            "ngrams": self._ngrams.of(options.copied_by),
         }
         if self._graphs is None:
             plan = _native.LaunchPlan(stages=len(stages.slices), **arguments)

@@ -24,7 +24,7 @@ class Deduplication:
         for prompt in prompts:
             ids = self._same[tokenizer.encode(prompt, add_special_tokens=False)]
             if length := min(len(ids), RUN):
-                runs.setdefault(length, []).append(_runs(ids, length))
+                runs.setdefault(length, []).append(runs_of(ids, length))
         self._judged = {length: np.unique(np.concatenate(found)) for length, found in runs.items()}
         self._seen: set[bytes] = set()
         self.doubles = self.leaks = 0
@@ -52,7 +52,7 @@ class Deduplication:
         known = ids < len(self._same)  # the model may write ids that the tokenizer does not have
         ids[known] = self._same[ids[known]]
         for length, judged in self._judged.items():
-            found = np.isin(_runs(ids, length), judged).nonzero()[0]
+            found = np.isin(runs_of(ids, length), judged).nonzero()[0]
             of = np.searchsorted(ends, found, side="right")
             leaks[of[found + length <= ends[of]]] = True
         return leaks
@@ -65,7 +65,7 @@ def _same_text(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
     return np.array([first.setdefault(text.strip().lower() or text, id) for id, text in enumerate(texts)], np.int64)
 
 
-def _runs(ids: npt.NDArray[Any], length: int) -> npt.NDArray[np.uint64]:
+def runs_of(ids: npt.NDArray[Any], length: int) -> npt.NDArray[np.uint64]:
     """A hash of each `length` ids in a row."""
     count = max(len(ids) - length + 1, 0)
     hashes = np.zeros(count, np.uint64)

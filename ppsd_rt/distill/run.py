@@ -136,6 +136,7 @@ class Distillation:
                 settings.model_hash,
                 intermediate_size=settings.intermediate_size if kind != "adapter" else 0,
                 feedback_rank=settings.feedback_rank if kind == "feedback" else 0,
+                sample=checkpoint.sample,
             )
             for kind in settings.kinds
             if kind != NGRAM
@@ -154,9 +155,9 @@ class Distillation:
             torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape
 
     def usual_slots(self) -> int:
-        """On a GPU as many as its memory has room for, but no more than the tokens to sample fill."""
+        """As many as a pass, or a GPU's memory, has room for, but so few that the text to sample has four shards."""
         if self.device.type != "cuda":
-            return MOST_NATIVE_SLOTS
+            return max(4, min(MOST_NATIVE_SLOTS, self.settings.tokens // (4 * STEPS)))
         longest = self.plan.capacity(self.model.config.max_position_embeddings)
         room = slots_within(0.9 * torch.cuda.mem_get_info(self.device)[0], self.model, longest)
         return max(1, min(room, MOST_SLOTS, self.settings.tokens // STEPS))
@@ -399,7 +400,9 @@ def _claim(path: Path, wanted: dict[str, Any], at_least: str = "") -> bool:
         return False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(wanted, indent=1) + "\n")
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(wanted, indent=1) + "\n")
+        unfinished.replace(path)
     except OSError as error:
         raise PpsdError(f"cannot write to the folder {path.parent}: {error.strerror}") from None
     return True

@@ -9,10 +9,10 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -61,7 +61,18 @@ def shard_path(folder: Path, number: int) -> Path:
 
 
 def states_path(folder: Path, number: int) -> Path:
-    return folder / f"states-{number:05}.safetensors"
+    return beside(shard_path(folder, number))
+
+
+def beside(text: Path) -> Path:
+    """Where the hidden states of a file of texts are."""
+    return text.with_name(text.name.replace("text", "states", 1))
+
+
+def cuts(folder: Path, number: int) -> dict[int, Path]:
+    """What interrupted runs have written of a shard, in order, by the step that each ended with."""
+    found = folder.glob(f"text-{number:05}-*.safetensors")
+    return dict(sorted((int(path.stem.rpartition("-")[2]), path) for path in found))
 
 
 @dataclass(frozen=True)
@@ -88,8 +99,13 @@ class Plan:
 
     @property
     def there(self) -> int:
-        """Tokens of the shards that are there."""
-        return self.tokens(range(self.shards)) - self.tokens(self.missing())
+        """Tokens of the shards that are there, and of those that have begun."""
+        begun = sum(self.slots_of(number) * self.begun(number) for number in self.missing())
+        return self.tokens(range(self.shards)) - self.tokens(self.missing()) + begun
+
+    def begun(self, number: int) -> int:
+        """Steps of this shard that interrupted runs have done."""
+        return max(cuts(self.folder, number), default=0)
 
     def of_shard(self, number: int, seed: int) -> Iterator[tuple[Ids, bool]]:
         """Its prompts. All that are its own are answered: few texts take as many rows as a prompt and MAX_ANSWER."""
@@ -112,8 +128,9 @@ def write_shards(plan: Plan, samplers: Samplers) -> Iterator[int]:
     """Sample what is missing; yields the number of tokens so far, those of earlier runs included."""
     for number in plan.missing():
         done = plan.there
-        for tokens in _write_shard(plan, number, samplers):
-            yield done + tokens
+        with closing(_write_shard(plan, number, samplers)) as written:
+            for tokens in written:
+                yield done + tokens
     yield plan.there
 
 
@@ -142,9 +159,9 @@ class NativeSamplers:
         pool: futures.ProcessPoolExecutor | None = None
         try:
             with _terminal_blocked():
-                counter = context.Value("q", plan.there)
+                counter, stop = context.Value("q", plan.there), context.Event()
             with _terminal_blocked():  # again: the first semaphore starts a process of Python's, and so unblocks
-                pool = futures.ProcessPoolExecutor(workers, context, _start_worker, (self, plan, counter))
+                pool = futures.ProcessPoolExecutor(workers, context, _start_worker, (self, plan, counter, stop))
                 pending = {pool.submit(_write_in_worker, number) for number in plan.missing()}
             while pending:
                 done, pending = futures.wait(pending, timeout=0.2)
@@ -157,8 +174,7 @@ class NativeSamplers:
             ) from None
         finally:
             if pool is not None:
-                for process in list((pool._processes or {}).values()):  # a shard is saved whole or not at all
-                    process.terminate()
+                stop.set()  # after the step at hand each saves the texts that are whole
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -181,10 +197,10 @@ def torch_samplers(model: Any, plan: Plan) -> Samplers:
 _worker: dict[str, Any] = {}
 
 
-def _start_worker(how: NativeSamplers, plan: Plan, counter: Any) -> None:
+def _start_worker(how: NativeSamplers, plan: Plan, counter: Any, stop: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    _worker.update(samplers=how.samplers(plan), plan=plan, counter=counter)
+    _worker.update(samplers=how.samplers(plan), plan=plan, counter=counter, stop=stop)
 
 
 def _end_with_parent() -> None:
@@ -197,41 +213,63 @@ def _end_with_parent() -> None:
 
 def _write_in_worker(number: int) -> None:
     plan: Plan = _worker["plan"]
-    for _ in _write_shard(plan, number, _worker["samplers"]):
-        with _worker["counter"].get_lock():
-            _worker["counter"].value += plan.slots_of(number)
+    with closing(_write_shard(plan, number, _worker["samplers"])) as written:
+        before = 0
+        for tokens in written:
+            with _worker["counter"].get_lock():
+                _worker["counter"].value += tokens - before
+            before = tokens
+            if _worker["stop"].is_set():
+                return
 
 
-def _write_shard(plan: Plan, number: int, samplers: Samplers) -> Iterator[int]:
-    """Sample one shard (slots * STEPS tokens) and save it whole; yields the tokens so far."""
-    seed = plan.seed * 1_000_003 + number
+def _write_shard(plan: Plan, number: int, samplers: Samplers) -> Generator[int, None, None]:
+    """Sample one shard (slots * STEPS tokens), or what is left of it, and save it; yields the tokens so far.
+
+    Where it is cut off, the texts that have ended are saved.
+    """
+    begun, path = plan.begun(number), shard_path(plan.folder, number)
+    seed = plan.seed * 1_000_003 + number + (begun << 40)
     generated = SelfText(
         samplers(plan.slots_of(number), seed), plan.mix, seed, plan.prompts.share, plan.of_shard(number, seed)
     )
-    yield from generated.run(STEPS)
+    done = 0
+    try:
+        for tokens in generated.run(STEPS - begun):
+            done = tokens // plan.slots_of(number)
+            yield tokens
+    except (GeneratorExit, KeyboardInterrupt):
+        if generated.finished:
+            _save(path.with_stem(f"{path.stem}-{begun + done}"), plan, generated.finished)
+        raise
+    _save(path, plan, generated.finished)
+
+
+def _save(path: Path, plan: Plan, texts: Sequence[Conversation]) -> None:
     metadata = {"seed": str(plan.seed), "slots": str(plan.slots)}
-    rows = [c.states for c in generated.finished if c.states is not None]
+    rows = [c.states for c in texts if c.states is not None]
     if rows and plan.keep:
         states = np.concatenate(rows)
         by_layer = {str(layer): states[:, kind] for kind, layer in enumerate(plan.keep)}
-        save(states_path(plan.folder, number), by_layer, metadata)
-    # Last: it says that all is there.
-    save(shard_path(plan.folder, number), _pack(generated.finished, plan.families), metadata)
+        save(beside(path), by_layer, metadata)
+    save(path, _pack(texts, plan.families), metadata)  # last: it says that all is there
 
 
 def read_shard(folder: Path, number: int) -> list[Text]:
     """PpsdError for a damaged one: sampling it anew gives the same text, and its states, again."""
-    try:
-        return _read_shard(folder, number)
-    except (PpsdError, KeyError, ValueError, RuntimeError):
-        path = shard_path(folder, number)
-        raise PpsdError(
-            f"{path} or the states beside it are damaged: delete {path.name}, and --resume samples it anew"
-        ) from None
+    texts = []
+    for path in (*cuts(folder, number).values(), shard_path(folder, number)):
+        try:
+            texts += _read_texts(path)
+        except (PpsdError, KeyError, ValueError, RuntimeError):
+            raise PpsdError(
+                f"{path} or the states beside it are damaged: delete {path.name}, and --resume samples it anew"
+            ) from None
+    return texts
 
 
-def _read_shard(folder: Path, number: int) -> list[Text]:
-    tensors = read_file(shard_path(folder, number), integers=True)
+def _read_texts(path: Path) -> list[Text]:
+    tensors = read_file(path, integers=True)
     if any(tensor.dtype != np.int32 or tensor.ndim != 1 or (tensor < 0).any() for tensor in tensors.values()):
         raise ValueError("lists of numbers from 0")
     lengths = tensors["lengths"].tolist()
@@ -239,9 +277,9 @@ def _read_shard(folder: Path, number: int) -> list[Text]:
         raise ValueError("answers begin within their texts")
     texts = torch.from_numpy(tensors["ids"]).long().split(lengths)
     states: list[dict[int, States]] = [{} for _ in texts]
-    if states_path(folder, number).exists():
+    if beside(path).exists():
         ends = np.cumsum(lengths)
-        kept = read_file(states_path(folder, number))
+        kept = read_file(beside(path))
         if any(rows.dtype != np.uint16 or rows.ndim != 2 or len(rows) != sum(lengths) for rows in kept.values()):
             raise ValueError("a row of bfloat16 for each token")
         for of_text, end, length in zip(states, ends, lengths, strict=True):

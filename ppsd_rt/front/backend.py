@@ -63,7 +63,7 @@ class FrontBackend:
         text, before, losses = list(prompt), 0.0, 0
         while (place := self._places.take(text, cancellation)) is not None:
             own, seconds = limits.own + len(text) - len(prompt), before
-            ask = Ask(list(text), params, schedule, replace(limits, own=own), options.report_drafts, options.owner)
+            ask = Ask(list(text), params, schedule, replace(limits, own=own), options.report_drafts, options.copied_by)
             try:
                 with closing(place.events(ask, cancellation)) as events:
                     for event in events:

@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
 
 from ..cli.notes import note
+from ..processes import OWN
 from ..ranks.threads import start
 
 _GRACE = 5.0  # seconds to end in, after SIGTERM
@@ -18,7 +18,7 @@ class Child:
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str], restarts: int, given_up: Callable[[str], None]
     ) -> None:
-        self._command = [sys.executable, "-m", "ppsd_rt", *command]
+        self._command = [*OWN, *command]
         self._environment = {**os.environ, **environment}
         self._restarts, self._given_up, self._closing = restarts, given_up, Event()
         self._process = self._start()

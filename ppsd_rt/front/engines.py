@@ -1,12 +1,14 @@
 """The engines of a front: who has come, who has room, who is lost."""
 
+import hmac
 import logging
+import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from queue import SimpleQueue
-from threading import Condition, Lock, Thread
+from threading import Condition, Event, Lock, Thread
 from typing import Any
 
 from ..backend import Cancellation
@@ -14,10 +16,11 @@ from ..errors import PpsdError
 from ..pipeline.rounds import Drafted, Logprob, Round
 from ..ranks.threads import start
 from .asks import Ask, Facts, Lost
-from .wire import EVENTS, Line, Message, error_of, facts_from, logprob_of
-from .work import same_key
+from .wire import EVENTS, PART, Line, Message, error_of, facts_from, logprob_of, proof_of
 
 _LOG = logging.getLogger(__name__)
+_MOST_STRANGERS = 32  # connections that have not shown the key: with one more, the oldest is closed
+_AGAIN = 0.1  # seconds until the next one is accepted, where the system has no more files
 
 
 class _Cancelled:
@@ -42,7 +45,7 @@ class Connected:
                 inbox = self._inboxes.get(message["answer"])
                 if inbox is not None:  # else nobody waits for it any more
                     inbox.put(message)
-        except (Lost, KeyError) as error:
+        except (Lost, KeyError, TypeError) as error:
             self.line.close()
             self._lost = lost = error if isinstance(error, Lost) else Lost("it sent what is no message")
             for inbox in list(self._inboxes.values()):
@@ -107,6 +110,8 @@ class Engines:
         self._waiting: deque[object] = deque()
         self._facts: Facts | None = None  # of the first; later ones must give the same bits
         self._failure: str | None = None
+        self._closed = Event()
+        self._strangers: deque[Line] = deque()
         self._telling = Lock()  # an engine that comes hears of the last head last
         self._told: list[tuple[str, dict[str, object]]] = []
         start(Thread(target=self._accept, name="engines", daemon=True))
@@ -152,8 +157,7 @@ class Engines:
             with self._changed:
                 lines = [engine.line for engine in self._engines]
             for line in lines:
-                with suppress(Lost):  # whoever reads it has heard
-                    line.send(kind, **fields)
+                _tell(line, kind, fields)
 
     def fail(self, line: str) -> None:
         """No engine will come any more: answers that wait end with this line."""
@@ -162,6 +166,7 @@ class Engines:
             self._changed.notify_all()
 
     def close(self) -> None:
+        self._closed.set()
         self.fail("the server is stopping")
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
@@ -181,23 +186,39 @@ class Engines:
             self._changed.notify_all()
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, address = self._listener.accept()
-            except OSError:  # it is closed
-                return
+            except OSError as error:
+                if not self._closed.wait(_AGAIN):
+                    _LOG.warning("no engine can come just now: %s", error.strerror or error)
+                continue
             where = f"{address[0]}:{address[1]}"
-            start(Thread(target=self._serve, args=(connection, where), name=f"engine {where}", daemon=True))
+            try:
+                line = Line(connection, self._silence)
+                with self._changed:
+                    self._strangers.append(line)
+                    others = [self._strangers.popleft() for _ in range(len(self._strangers) - _MOST_STRANGERS)]
+                for other in others:
+                    other.close()
+                start(Thread(target=self._serve, args=(line, where), name=f"engine {where}", daemon=True))
+            except (OSError, PpsdError) as error:  # it has gone already; no more threads
+                _LOG.warning("who has come from %s is sent away: %s", where, error)
+                connection.close()
 
-    def _serve(self, connection: socket.socket, where: str) -> None:
-        line = Line(connection, self._silence)
+    def _serve(self, line: Line, where: str) -> None:
         engine = None
         try:
             engine = self._let_in(line, where)
-        except (Lost, KeyError, TypeError) as error:
+        except Exception as error:  # whatever a stranger sends
             _LOG.warning("what has come from %s is no engine: %s", where, error)
+        finally:
+            with self._changed, suppress(ValueError):
+                self._strangers.remove(line)
+            if engine is None:
+                line.close()
         if engine is None:
-            return line.close()
+            return
         line.live()
         lost = engine.read()
         with self._changed:
@@ -206,12 +227,14 @@ class Engines:
             _LOG.warning("the engine at %s is lost: %s", where, lost)
         if line.silent:
             self._on_silence()
-        return None
 
     def _let_in(self, line: Line, where: str) -> Connected | None:
         """The engine, told what the others know; None where it may not come in."""
-        hello = line.read()
-        if hello["kind"] != "hello" or not same_key(hello["key"], self._key):
+        nonce = secrets.token_hex(16)
+        line.send("nonce", nonce=nonce)
+        hello = line.first()
+        proof = str(hello.get("proof")).encode(errors="replace")
+        if hello["kind"] != "hello" or not hmac.compare_digest(proof, proof_of(self._key, nonce).encode()):
             _LOG.warning("an engine at %s brings another key: set PPSD_ENGINE_KEY to the same on both sides", where)
             return None
         engine = Connected(line, facts_from(hello["facts"]), self._changed)
@@ -231,9 +254,19 @@ class Engines:
                 self._facts = first
                 self._engines.append(engine)
                 self._changed.notify_all()
-            with suppress(Lost):  # as in `tell`
-                for kind, fields in self._told:
-                    if kind != "head" or fields["hash"] != hello["head"]:  # which it has
-                        line.send(kind, **fields)
+            for kind, fields in self._told:
+                if kind != "head" or fields["hash"] != hello["head"]:  # which it has
+                    _tell(line, kind, fields)
         _LOG.info("an engine has come from %s: %s %s", where, engine.facts.name, engine.facts.dtype)
         return engine
+
+
+def _tell(line: Line, kind: str, fields: dict[str, Any]) -> None:
+    """A head in parts, the last of which is empty."""
+    with suppress(Lost):  # whoever reads it has heard
+        if kind == "head":
+            fields, whole = {"hash": fields["hash"]}, fields["head"]
+            for begin in range(0, len(whole), PART):
+                line.send(kind, part=whole[begin : begin + PART], **fields)
+            fields["part"] = ""
+        line.send(kind, **fields)

@@ -8,7 +8,6 @@ from typing import Any
 
 from ..engine import Engine
 from ..errors import PpsdError
-from ..models.head_file import HeadInfo
 from .wire import head_from
 
 _LOG = logging.getLogger(__name__)
@@ -36,8 +35,7 @@ class Learned:
             self.hash = hash
         try:
             file = head_from(text(), self._engine.checkpoint)
-            if backend.head is None or _sizes(backend.head) != _sizes(file.info):
-                raise PpsdError("it has other sizes than this engine's: give both the same --exit-head")
+            file.info.check_swap(backend.head)
             packed = file, backend.pack_head(file)
         except PpsdError as error:
             _LOG.warning("the head that the front has learned is not used: %s", error)
@@ -67,7 +65,3 @@ class Learned:
 
 def hash_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _sizes(head: HeadInfo) -> tuple[object, ...]:
-    return head.kind, head.exit_layer, head.intermediate_size, head.feedback_rank

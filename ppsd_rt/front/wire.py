@@ -4,8 +4,10 @@ Both sides say that they live, four times in the time of silence after which the
 """
 
 import base64
+import hmac
 import json
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import is_dataclass
@@ -28,16 +30,20 @@ from .asks import Ask, Facts, Lost
 Message = dict[str, Any]
 
 _LONGEST = 1 << 28  # bytes of a message
+_LONGEST_FIRST = 1 << 16  # of one from somebody who has not shown the key
+_PIECE = 1 << 16  # bytes that are sent within the time of silence: then a slow link is not taken for a silent one
+PART = 1 << 18  # of a head, in characters: an answer's messages need not wait for the whole
 _ERRORS = {kind.__name__: kind for kind in (PpsdError, UsageError, ContextFull, GrammarFailed)}
 
 
 class Line:
     """One connection. Any thread may send; one reads. Both raise Lost, and then it is closed."""
 
-    def __init__(self, connection: socket.socket, silence: float) -> None:
+    def __init__(self, connection: socket.socket, silence: float, clock: Callable[[], float] = time.monotonic) -> None:
         connection.settimeout(silence)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection, self._incoming, self._silence = connection, connection.makefile("rb"), silence
+        self._connection, self._silence, self._clock = connection, silence, clock
+        self._incoming = bytearray()
         self._sending, self._closed = Lock(), Event()
         self.silent = False  # is that why it was lost?
 
@@ -49,26 +55,20 @@ class Line:
         raw = json.dumps({"kind": kind, **fields}, default=_plain, separators=(",", ":")).encode() + b"\n"
         try:
             with self._sending:
-                self._connection.sendall(raw)
+                for begin in range(0, len(raw), _PIECE):
+                    self._connection.sendall(raw[begin : begin + _PIECE])
         except OSError as error:
             self._lose(error)
 
+    def first(self) -> Message:
+        """What somebody says who may be anybody: short, and within the time of silence however slowly it comes."""
+        return self._message(_LONGEST_FIRST, self._clock() + self._silence)
+
     def read(self) -> Message:
         """The next one, signs of life left out."""
-        while True:
-            try:
-                raw = self._incoming.readline(_LONGEST)
-            except (OSError, ValueError) as error:  # ValueError: closed by another thread
-                self._lose(error)
-            if not raw.endswith(b"\n"):
-                self._lose(ConnectionError("its connection closed"))
-            try:
-                message: Message = json.loads(raw)
-                kind = message["kind"]
-            except (ValueError, KeyError, TypeError, RecursionError):
-                self._lose(ConnectionError("it sent what is no message"))
-            if kind != "alive":
-                return message
+        while (message := self._message(_LONGEST))["kind"] == "alive":
+            pass
+        return message
 
     @property
     def closed(self) -> bool:
@@ -80,6 +80,30 @@ class Line:
             self._connection.shutdown(socket.SHUT_RDWR)  # wakes who reads
         self._connection.close()
 
+    def _message(self, longest: int, end: float | None = None) -> Message:
+        searched, place = 0, -1
+        try:
+            while (place := self._incoming.find(b"\n", searched)) < 0:
+                searched = len(self._incoming)
+                if searched >= longest:
+                    self._lose(ConnectionError("it sent what is no message"))
+                self._connection.settimeout(self._silence if end is None else max(1e-3, end - self._clock()))
+                if end is not None and self._clock() >= end:
+                    raise TimeoutError
+                if not (some := self._connection.recv(1 << 16)):
+                    raise ConnectionError("its connection closed")
+                self._incoming += some
+        except OSError as error:
+            self._lose(error)
+        raw = bytes(self._incoming[:place])
+        del self._incoming[: place + 1]
+        try:
+            message: Message = json.loads(raw)
+            message["kind"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            self._lose(ConnectionError("it sent what is no message"))
+        return message
+
     def _lose(self, error: Exception) -> Any:
         self.silent = self.silent or isinstance(error, TimeoutError)
         self.close()
@@ -90,6 +114,11 @@ class Line:
         while not self._closed.wait(self._silence / 4):
             with suppress(Lost):
                 self.send("alive")
+
+
+def proof_of(key: str, nonce: str) -> str:
+    """What only somebody knows who has the key; of no use for another nonce."""
+    return hmac.new(key.encode(), nonce.encode(errors="replace"), "sha256").hexdigest()
 
 
 def _plain(value: Any) -> Any:

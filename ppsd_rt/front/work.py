@@ -1,6 +1,5 @@
 """An engine that answers for a front, in a process of its own: it may be lost, and another one goes on."""
 
-import hmac
 import logging
 import socket
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from ..pipeline.rounds import Round
 from ..ranks.threads import start
 from .asks import Lost, facts_of, rounds_of
 from .learned import Learned
-from .wire import Line, Message, ask_of
+from .wire import Line, Message, ask_of, proof_of
 
 _LOG = logging.getLogger(__name__)
 _AGAIN = 0.5  # seconds until the front is called once more
@@ -38,7 +37,7 @@ def work(engine: Engine, front: tuple[str, int], key: str, silence: float, once:
         start(Thread(target=_watch_ranks, args=(engine, line, over), name="watch ranks", daemon=True))
         calls = _Calls(engine, line, learned)
         try:
-            line.send("hello", key=key, facts=facts, head=learned.hash)
+            line.send("hello", proof=proof_of(key, str(line.first().get("nonce"))), facts=facts, head=learned.hash)
             line.live()
             while True:
                 calls.take(line.read())
@@ -47,6 +46,7 @@ def work(engine: Engine, front: tuple[str, int], key: str, silence: float, once:
             _LOG.info("the front at %s:%d is lost: %s", *front, lost)
             if once:
                 return
+            sleep(_AGAIN)  # it may have sent this engine away
         finally:
             over.set()
             calls.end_all()
@@ -85,13 +85,18 @@ class _Calls:
 
     def __init__(self, engine: Engine, line: Line, learned: Learned) -> None:
         self._engine, self._line, self._learned = engine, line, learned
+        self._head: list[str] = []  # parts of one that comes
         self._running: dict[int, tuple[Cancellation, Thread]] = {}
 
     def take(self, message: Message) -> None:
         if message["kind"] == "recall":
             return self._learned.recall(message["ids"], message["owner"])
         if message["kind"] == "head":
-            told = message["hash"], lambda: message["head"]
+            self._head.append(message["part"])
+            if message["part"]:
+                return None
+            whole, self._head = "".join(self._head), []
+            told = message["hash"], lambda: whole
             return start(Thread(target=self._learned.use, args=told, name="head", daemon=True))
         number = message["answer"]
         if message["kind"] == "cancel":
@@ -146,7 +151,3 @@ class _Calls:
     def _logprobs(self, number: int, message: Message, cancellation: Cancellation) -> None:
         told: list[Any] = self._engine.backend.logprobs(message["ids"], message["top"])
         self._line.send("logprobs", answer=number, logprobs=told)
-
-
-def same_key(given: object, key: str) -> bool:
-    return isinstance(given, str) and hmac.compare_digest(given.encode(), key.encode())

@@ -11,8 +11,9 @@ from ..errors import PpsdError
 from ..models.checkpoint import Checkpoint
 from ..models.files import parse_json
 from ..models.head_file import EAGLE3, HeadFile, find_shipped
-from .kept import Place, write_whole
+from .kept import Record, read_records, write_whole
 
+LEAST_TOKENS = 1024  # of answers that are new since the last time: with fewer even who asks for it learns nothing
 MOST = 8  # that stay
 MOST_OUTCOMES = 20
 WORSE = 0.005  # a new head may be right so much less often on the model's answers to general prompts
@@ -47,7 +48,7 @@ class Outcome:
 class _State:
     root: str
     names: list[str] = field(default_factory=list)
-    learned: Place = (0, 0)
+    learned: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
 
 
@@ -59,7 +60,7 @@ class LearnedHeads:
 
     def __init__(self, folder: Path, exit_head: str, checkpoint: Checkpoint) -> None:
         self._folder, self._checkpoint = folder / "heads", checkpoint
-        path = find_shipped(checkpoint.hash) if exit_head == "auto" else Path(exit_head)
+        path = find_shipped(checkpoint) if exit_head == "auto" else Path(exit_head)
         self.root = path if path is not None and path.is_file() else None
         self._hash = hashlib.sha256(self.root.read_bytes()).hexdigest()[:16] if self.root else ""
 
@@ -67,9 +68,9 @@ class LearnedHeads:
         with suppress(OSError, ValueError, TypeError, KeyError):
             found = parse_json((self._folder / "state.json").read_text(encoding="utf-8"))
             names = [name for name in found["names"] if isinstance(name, str) and "/" not in name]
-            number, size = (int(part) for part in found["learned"])
+            learned = found["learned"] if isinstance(found["learned"], int) else 0  # else of an earlier version
             outcomes = [Outcome(**outcome) for outcome in found["outcomes"]]
-            return _State(self._hash, names if found["root"] == self._hash else [], (number, size), outcomes)
+            return _State(self._hash, names if found["root"] == self._hash else [], learned, outcomes)
         return _State(self._hash)
 
     @property
@@ -78,8 +79,8 @@ class LearnedHeads:
         return self._state().names
 
     @property
-    def learned(self) -> Place:
-        """Where the records end that have been learned from."""
+    def learned(self) -> int:
+        """The id of the last answer that has been learned from."""
         return self._state().learned
 
     @property
@@ -100,13 +101,23 @@ class LearnedHeads:
             return None  # an EAGLE-3 head, say
         return file if file is not None and file.drafts and file.info.kind not in ("norm", EAGLE3) else None
 
+    def enough(self) -> list[tuple[Record, int]]:
+        """The kept answers. PpsdError where there is too little to learn from, or no head to go on from."""
+        if self.load() is None:
+            raise PpsdError("there is no head to go on from: train one with `ppsd-run distill`, and give --exit-head")
+        folder, learned = self._folder.parent, self.learned
+        records = [*read_records(folder, self._checkpoint.config.vocab_size)]
+        if (fresh := sum(record.tokens for record, id in records if id > learned)) < LEAST_TOKENS:
+            raise PpsdError(f"{folder} has {fresh:,} answer tokens that are new: {LEAST_TOKENS:,} are the least")
+        return records
+
     def new_path(self) -> Path:
         """Where a head is to be written before it comes into use."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         numbers = [int(path.stem) for path in self._folder.glob("*.safetensors") if path.stem.isdecimal()]
         return self._folder / f"{max(numbers, default=0) + 1:05}.safetensors"
 
-    def trained(self, learned: Place, outcome: Outcome, path: Path | None) -> None:
+    def trained(self, learned: int, outcome: Outcome, path: Path | None) -> None:
         """A training has ended. path: of the head that comes into use with it: one that was killed leaves the one
         before, or this one."""
         state = self._state()

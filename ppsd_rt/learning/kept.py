@@ -1,56 +1,69 @@
 """A folder of what an engine was asked and has answered, as ids: for the memory of answers, and to learn from.
 
-    answers-00000.bin ...   records, only ever appended to; the oldest file goes when all are too large
+    answers.sqlite          answers, and drafts judged and accepted by day; beside it files of SQLite's
     model.json              which model's they are, and how it was loaded
-    days.json               drafts judged and accepted, by day
     secret                  what the owners' numbers come from
     heads/                  heads that have learned from it: heads.py
     own-*/                  text that the model wrote itself, to judge by and to mix in: train.py
     .lock, .training.lock   held by the process that keeps, and by the one that trains
 
-A record that was cut short where its writer was killed ends its file. Only its owner may read the folder.
+Only its owner may read the folder, which holds nothing else.
 """
 
 import fcntl
 import json
 import os
+import re
 import secrets
-import shutil
-import struct
+import sqlite3
 import time
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from logging import getLogger
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import PpsdError, UsageError
 from ..models.files import one_line, parse_json
+from . import old_log
 
-MOST_BYTES = 64 << 20  # of all records: some 16 million ids
-FILES = 16  # that they are in, so that the oldest sixteenth goes at a time
+MOST_BYTES = 64 << 20  # of all answers: some 16 million ids
+PARTS = 16  # the oldest of so many goes at a time
 LEAST_ANSWER = 8  # ids: shorter ones teach nothing
 MOST_DAYS = 400
-DAYS_EVERY = 10.0  # seconds until their counts are written again, which takes longer than to keep an answer
-_HEAD = struct.Struct("<IIIIIQ")  # checksum of the rest, ids, of which the prompt's, _FREE | _REMEMBERED, day, owner
-_FREE, _REMEMBERED = 1, 2
+_NAME = "answers.sqlite"
+_TABLES = """
+    CREATE TABLE IF NOT EXISTS answers (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        digest BLOB UNIQUE,                     -- of the ids and their owner
+        ids BLOB, answer INT, free INT, day INT, owner BLOB
+    );
+    CREATE TABLE IF NOT EXISTS days (date TEXT PRIMARY KEY, judged INT, accepted INT);
+"""
+_INSERT = "INSERT OR IGNORE INTO answers VALUES (NULL, ?, ?, ?, ?, ?, ?)"
+_COUNT = """INSERT INTO days VALUES (?, ?, ?) ON CONFLICT DO UPDATE
+    SET judged = judged + excluded.judged, accepted = accepted + excluded.accepted"""
+_OLDEST_DAYS = "DELETE FROM days WHERE date NOT IN (SELECT date FROM days ORDER BY date DESC LIMIT ?)"
+_OLDEST = "DELETE FROM answers WHERE id IN (SELECT id FROM answers ORDER BY id LIMIT ?)"
+_TOKENS = "SELECT total(length(ids) / 4 - answer) FROM answers WHERE id > ?"
+# What is written there, by name; the last two by earlier versions.
+_FILES = r"(answers\.sqlite(-wal|-shm|-journal)?|model\.json|secret|answers-\d+\.bin|days\.json)"
+_LOCKS = r"\.(training\.)?lock"
+_OURS = re.compile(rf"{_FILES}|\.{_FILES}\.unfinished|{_LOCKS}|heads|own-\w+-[0-9a-f]*(-\d+)+")
+_INSIDE = re.compile(r"\.?(\d+\.safetensors|state\.json|(text|states)-\d+\.safetensors)(\.unfinished)?")
 _LOG = getLogger(__name__)
-
-Place = tuple[int, int]  # number of a file, and bytes of it
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
     """ids[answer:] was answered. free: no grammar, penalty or bias had a say in it. day: since 1970.
 
-    owner: as RunOptions.owner.
+    owner: as RunOptions.copied_by: what was shared is found again where memory is shared, and nowhere else.
     """
 
     ids: npt.NDArray[np.int32]
@@ -59,15 +72,11 @@ class Record:
     day: int
     owner: int | None
 
-    def pack(self) -> bytes:
-        flags = _FREE * self.free | _REMEMBERED * (self.owner is not None)
-        rest = _HEAD.pack(0, len(self.ids), self.answer, flags, self.day, self.owner or 0)[4:]
-        rest += self.ids.astype("<i4").tobytes()
-        return struct.pack("<I", zlib.crc32(rest)) + rest
-
-    @property
-    def digest(self) -> bytes:
-        return blake2b(self.ids.tobytes(), digest_size=8).digest()
+    def row(self) -> tuple[object, ...]:
+        ids = self.ids.astype("<i4").tobytes()
+        owner = None if self.owner is None else self.owner.to_bytes(8, "little")
+        digest = blake2b(ids, digest_size=16, key=owner or b"").digest()
+        return digest, ids, self.answer, int(self.free), self.day, owner
 
     @property
     def tokens(self) -> int:
@@ -104,15 +113,15 @@ class Kept:
         folder: Path,
         told: dict[str, str],
         vocabulary: int,
-        learned: Place = (0, 0),
+        learned: int = 0,
         most_bytes: int = MOST_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """learned: records before this place have been learned from."""
+        """learned: the id of the last answer that has been learned from."""
         self.folder, self._most_bytes, self._clock, self._full = folder, most_bytes, clock, False
         try:
-            if folder.is_dir() and not (folder / "model.json").exists() and any(folder.glob("[!.]*")):
-                raise UsageError(f"{folder} holds other files: name a folder that is empty, or new")
+            if folder.is_dir() and (other := [path.name for path in folder.iterdir() if not _is_ours(path)]):
+                raise UsageError(f"{folder} holds other files ({min(other)}): name a folder that is empty, or new")
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)
             self._lock = Lock(folder)
@@ -121,29 +130,29 @@ class Kept:
             except BaseException:
                 self._lock.close()
                 raise
-        except OSError as error:
-            raise PpsdError(f"cannot keep answers in {folder}: {error.strerror or error}") from None
+        except (OSError, sqlite3.Error) as error:
+            raise PpsdError(f"cannot keep answers in {folder}: {_said(error)}") from None
 
-    def _open(self, told: dict[str, str], vocabulary: int, learned: Place) -> None:
+    def _open(self, told: dict[str, str], vocabulary: int, learned: int) -> None:
         if (self.folder / "model.json").exists() and (kept := read_model(self.folder))["hash"] != told["hash"]:
             raise PpsdError(f"{self.folder} keeps answers of {kept['name']}, another model: name another folder")
         with suppress(OSError):  # a full disk keeps nothing new, but what is there is of use
-            self._write("model.json", json.dumps(told))
+            write_whole(self.folder / "model.json", json.dumps(told).encode())
         secret = self.folder / "secret"
         if not secret.exists():
-            self._write("secret", secrets.token_hex(16))
+            write_whole(secret, secrets.token_hex(16).encode())
         self.secret = secret.read_bytes()
-        self._days, self._days_due = read_days(self.folder), 0.0
-        self._seen, self.fresh, self.tokens = set[bytes](), 0, 0
-        self._vocabulary, last = vocabulary, (0, 0)
-        for record, last in read_records(self.folder, vocabulary):
-            self._seen.add(record.digest)
-            self.tokens += record.tokens
-            self.fresh += record.tokens * (last > learned)
-        files = _files(self.folder)
-        self._path = files[-1] if files else self._numbered(0)
-        if files and last != (_number(self._path), self._path.stat().st_size):  # damaged: what follows would be hidden
-            self._path = self._numbered(_number(self._path) + 1)
+        take_over(self.folder)
+        if not _is_whole(self.folder):
+            _LOG.warning("%s is damaged: what can be read of it stays", self.folder / _NAME)
+            _write_anew(
+                self.folder, [record for record, _ in read_records(self.folder, vocabulary)], read_days(self.folder)
+            )
+        self._db = _connect(self.folder / _NAME)
+        self._db.executescript(f"PRAGMA journal_mode = WAL; {_TABLES}")
+        self._db.execute("PRAGMA synchronous = NORMAL")  # where the power fails, the last answers may be lost
+        self._db.execute("PRAGMA secure_delete = ON")
+        self.tokens, self.fresh = self._tokens(0), self._tokens(learned)
 
     def add(
         self,
@@ -160,80 +169,67 @@ class Kept:
         """
         day = int(self._clock() // 86400)
         record = Record(np.array([*prompt, *answer], np.int32), len(prompt), free, day, owner)
+        added = False
         try:
-            if judged:
-                self._count(day, judged, accepted)
-            if len(answer) < LEAST_ANSWER or record.digest in self._seen:
-                return False
-            self._append(record.pack())
-        except OSError as error:
+            with self._db:  # one transaction
+                if judged:
+                    date = time.strftime("%Y-%m-%d", time.gmtime(86400 * day))
+                    self._db.execute(_COUNT, (date, judged, accepted))
+                    self._db.execute(_OLDEST_DAYS, (MOST_DAYS,))
+                if len(answer) >= LEAST_ANSWER:
+                    added = self._db.execute(_INSERT, record.row()).rowcount > 0
+            if added:
+                self.tokens += record.tokens
+                self.fresh += record.tokens
+                self._make_room()
+        except sqlite3.Error as error:
             if not self._full:
-                _LOG.warning("answers are not kept in %s: %s", self.folder, error.strerror or error)
+                _LOG.warning("answers are not kept in %s: %s", self.folder, error)
             self._full = True
             return False
         self._full = False
-        self._seen.add(record.digest)
-        self.tokens += record.tokens
-        self.fresh += record.tokens
-        return True
+        return added
 
     @property
     def days(self) -> dict[str, list[int]]:
         """Drafts of the exit head that were judged, and those that were right, by date; the oldest first."""
-        return dict(self._days)
+        return read_days(self.folder)  # by a connection of its own: another thread may be keeping an answer
 
     def close(self, save: bool = True) -> None:
-        """save: else the folder is another process's by now."""
-        with suppress(OSError):
-            if save and self._days_due > 0:
-                self._save_days()
+        """save: else the folder is another process's by now, and so is its connection (sqlite.org/howtocorrupt)."""
+        if save:
+            self._db.close()
         self._lock.close()
 
-    def _count(self, day: int, judged: int, accepted: int) -> None:
-        date = time.strftime("%Y-%m-%d", time.gmtime(86400 * day))
-        before = self._days.get(date, [0, 0])
-        self._days[date] = [before[0] + judged, before[1] + accepted]
-        self._days = dict([*self._days.items()][-MOST_DAYS:])
-        if self._clock() >= self._days_due:
-            self._save_days()
+    def _make_room(self) -> None:
+        asked = "SELECT (page_count - freelist_count) * page_size FROM pragma_page_count, pragma_freelist_count, "
+        while self._db.execute(asked + "pragma_page_size").fetchone()[0] > self._most_bytes:
+            with self._db:
+                (count,) = self._db.execute("SELECT count(*) FROM answers").fetchone()
+                if not self._db.execute(_OLDEST, (-(-count // PARTS),)).rowcount:
+                    return
+            self.tokens = self._tokens(0)
+            self.fresh = min(self.fresh, self.tokens)
 
-    def _save_days(self) -> None:
-        self._days_due = self._clock() + DAYS_EVERY
-        self._write("days.json", json.dumps(self._days))
-
-    def _append(self, packed: bytes) -> None:
-        size = self._path.stat().st_size if self._path.exists() else 0
-        most = self._most_bytes // FILES
-        if size and size + len(packed) > most:
-            self._path, size = self._numbered(_number(self._path) + 1), 0
-            files = _files(self.folder)
-            while files and sum(path.stat().st_size for path in files) + max(most, len(packed)) > self._most_bytes:
-                oldest = files.pop(0)
-                for record, _ in _read(oldest, self._vocabulary):
-                    self._seen.discard(record.digest)
-                    self.tokens -= record.tokens
-                oldest.unlink()
-        with open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", buffering=0) as file:
-            try:
-                if file.write(packed) != len(packed):
-                    raise OSError(28, os.strerror(28))
-            except OSError:
-                with suppress(OSError):
-                    file.truncate(size)  # a half record would hide those after it
-                raise
-
-    def _numbered(self, number: int) -> Path:
-        return self.folder / f"answers-{number:05}.bin"
-
-    def _write(self, name: str, text: str) -> None:
-        write_whole(self.folder / name, text.encode())
+    def _tokens(self, after: int) -> int:
+        return int(self._db.execute(_TOKENS, (after,)).fetchone()[0])
 
 
-def read_records(folder: Path, vocabulary: int) -> Iterator[tuple[Record, Place]]:
-    """Of all files, the oldest first, with the places where they end; a file that is damaged counts up to there."""
-    for path in _files(folder):
-        for record, end in _read(path, vocabulary):
-            yield record, (_number(path), end)
+def read_records(folder: Path, vocabulary: int) -> Iterator[tuple[Record, int]]:
+    """The oldest first, with their ids; a file that is damaged counts up to there."""
+    try:
+        with closing(_connect(folder / _NAME)) as db:
+            for id, raw, answer, free, day, owner in db.execute(
+                "SELECT id, ids, answer, free, day, owner FROM answers ORDER BY id"
+            ):
+                ids = np.frombuffer(raw[: len(raw) // 4 * 4], "<i4")
+                if 0 < answer < len(ids) and ids.min() >= 0 and ids.max() < vocabulary:
+                    owned = None if owner is None else int.from_bytes(owner, "little")
+                    yield Record(ids, answer, bool(free), day, owned), id
+    except sqlite3.OperationalError as error:
+        raise PpsdError(f"cannot read the answers in {folder}: {error}") from None
+    except (sqlite3.Error, TypeError) as error:
+        _LOG.warning("%s is damaged, what follows is left out: %s", folder / _NAME, error)
 
 
 def read_model(folder: Path) -> dict[str, str]:
@@ -250,27 +246,39 @@ def read_model(folder: Path) -> dict[str, str]:
 
 
 def read_days(folder: Path) -> dict[str, list[int]]:
-    """As `Kept.days`; none where the file is missing or damaged."""
-    with suppress(OSError, ValueError):
-        found = parse_json((folder / "days.json").read_text())
-        if isinstance(found, dict) and all(map(_is_count, found.values())):
-            return found
-    return {}
+    """As `Kept.days`; none where they cannot be read."""
+    try:
+        with closing(_connect(folder / _NAME)) as db:
+            rows = db.execute("SELECT * FROM days ORDER BY date")
+            return {date: [judged, accepted] for date, judged, accepted in rows}
+    except sqlite3.Error:
+        return {}
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, list) and [*map(type, value)] == [int, int] and value[0] > 0
+def bytes_of(folder: Path) -> int:
+    """Of the answers that are kept there."""
+    return sum(path.stat().st_size for path in folder.glob(f"{_NAME}*"))
 
 
 def forget(folder: Path) -> int:
-    """Delete all that was kept and learned -> bytes. PpsdError while a process keeps answers there, or trains."""
+    """Delete all that was kept and learned, by name -> bytes. PpsdError while a process keeps answers there, or
+    trains."""
     read_model(folder)  # nobody else's folder is emptied
     with closing(Lock(folder)), closing(Lock(folder, ".training.lock", "learns from")):
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        ours = [path for path in folder.iterdir() if _is_ours(path) and not re.fullmatch(_LOCKS, path.name)]
         # Last, model.json: a process that is killed here leaves what the next one can delete.
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == "model.json"):
-            if not path.name.endswith(".lock"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return sum(map(remove, sorted(ours, key=lambda path: path.name == "model.json")))
+
+
+def remove(path: Path) -> int:
+    """A file, or a folder's files that are written here, and the folder where it is empty then -> bytes."""
+    if path.is_symlink() or not path.is_dir():
+        size = path.lstat().st_size
+        path.unlink()
+        return size
+    size = sum(remove(inside) for inside in path.iterdir() if _INSIDE.fullmatch(inside.name) and not inside.is_dir())
+    with suppress(OSError):  # somebody has put something there
+        path.rmdir()
     return size
 
 
@@ -287,29 +295,52 @@ def newest(tokens: Sequence[int], most: int) -> int:
     return len(tokens) - sum(total <= most for total in accumulate(reversed(tokens)))
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("answers-*.bin") if path.stem[8:].isdecimal())
+def _is_ours(path: Path) -> bool:
+    return _OURS.fullmatch(path.name) is not None
 
 
-def _number(path: Path) -> int:
-    return int(path.stem[8:])
+def _said(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
-def _read(path: Path, vocabulary: int) -> Iterator[tuple[Record, int]]:
-    """Each record, and where it ends. PpsdError where the file cannot be read."""
+def _connect(path: Path) -> sqlite3.Connection:
+    """Of a file that is there. Raises sqlite3.Error. One thread at a time uses it."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, check_same_thread=False)
+
+
+def _is_whole(folder: Path) -> bool:
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise PpsdError(f"cannot read {path}: {error.strerror}") from None
-    place = 0
-    while place + _HEAD.size <= len(data):
-        checksum, length, answer, flags, day, owner = _HEAD.unpack_from(data, place)
-        end = place + _HEAD.size + 4 * length
-        if end > len(data) or zlib.crc32(data[place + 4 : end]) != checksum:
-            break
-        ids = np.frombuffer(data, "<i4", length, place + _HEAD.size)
-        if 0 < answer < length and ids.min() >= 0 and ids.max() < vocabulary:
-            yield Record(ids, answer, bool(flags & _FREE), day, owner if flags & _REMEMBERED else None), end
-        place = end
-    if place < len(data):
-        _LOG.warning("%s is damaged or was cut short: what follows %d bytes is left out", path, place)
+        with closing(_connect(folder / _NAME)) as db:
+            return bool(db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
+    except sqlite3.OperationalError:  # not damaged: locked, no room
+        raise
+    except sqlite3.DatabaseError:
+        return False
+
+
+def _write_anew(folder: Path, records: Iterable[Record], days: dict[str, list[int]]) -> None:
+    path = folder / f".{_NAME}.unfinished"
+    write_whole(path, b"")  # a database of no tables, with the mode that SQLite gives its own files too
+    with closing(_connect(path)) as db:
+        db.execute("PRAGMA journal_mode = OFF")
+        db.executescript(_TABLES)
+        with db:
+            db.executemany(_INSERT, (record.row() for record in records))
+            db.executemany(_COUNT, ((date, *counts) for date, counts in days.items()))
+    for rest in ("-wal", "-shm"):
+        (folder / (_NAME + rest)).unlink(missing_ok=True)
+    os.replace(path, folder / _NAME)
+
+
+def take_over(folder: Path) -> None:
+    """A new file where there is none, with what an earlier version has kept there. Raises OSError, sqlite3.Error."""
+    if (folder / _NAME).exists():
+        return
+    days: dict[str, list[int]] = {}
+    with suppress(OSError, ValueError, TypeError):
+        found = parse_json((folder / "days.json").read_text())
+        days = {str(date): [int(judged), int(accepted)] for date, (judged, accepted) in found.items()}
+    old = old_log.files(folder)
+    _write_anew(folder, (Record(*record, None) for path in old for record in old_log.read(path)), days)
+    for path in (*old, folder / "days.json"):
+        path.unlink(missing_ok=True)

@@ -7,7 +7,6 @@ for a while, and ends with this process. A head that it has found better comes i
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from ..generation import Generation
 from ..models.checkpoint import Checkpoint
 from ..models.config import LlamaConfig
 from ..models.head_file import HeadFile
+from ..processes import OWN
 from ..ranks.threads import start
 from .heads import LearnedHeads
 from .kept import Kept, newest, read_records
@@ -34,6 +34,8 @@ GO_ON_AFTER = 2.0  # or one that was stopped goes on
 LET_GO_AFTER = 600.0  # seconds that a stopped training keeps its memory; then it begins anew some day
 FRESH = 8192  # tokens of answers that are new, until the next training
 GROWTH, MOST_FRESH = 0.25, 50_000  # or more: so much of all that are kept, but no more than that
+AGAIN_AFTER = 600.0  # seconds until a head that could not come into use is tried again
+MOST_WAITING = 1000  # answers that have ended and are not kept yet, where a disk hangs: more are not kept at all
 RECALLED = 300_000  # ids, the newest: more does the memory of answers not hold
 _LOG = getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Child:
     """`ppsd-run learn FOLDER --background`: a training in a process of its own, which runs or is stopped."""
 
     def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "ppsd_rt", "learn", str(folder), "--background", str(os.getpid())]
+        command = [*OWN, "learn", str(folder), "--background", str(os.getpid())]
         alone = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}  # no rank of rank 0's world
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, env=alone)
 
@@ -116,11 +118,16 @@ class Learner:
         self._before = 0  # tokens that were new when the last training began, unless it has learned from them
         # Those of the head that the engine drafts with. None: not known, as engines may outlive a front.
         self._names: list[str] | None = None if getattr(engine.backend, "outlived", False) else []
+        self._refused: tuple[list[str], float] = [], 0.0  # heads that could not come into use, and until when
         self._learns = self.heads.load() is not None
         if not self._learns:
             _LOG.info("there is no head to learn with: what %s keeps is copied from, and nothing else", folder)
-        self._try_swap()
-        self._recall()
+        try:
+            self._try_swap()
+            self._recall()
+        except BaseException:
+            self.kept.close()
+            raise
         self._thread: threading.Thread | None = None
         self.close = finalize(engine, self._close)
         hears_of_forks(self)
@@ -143,10 +150,15 @@ class Learner:
     def ended(self, answer: Generation) -> None:
         if self._closed:
             return
+        if self._ended.qsize() >= MOST_WAITING:
+            self._ended.put(())
+            return
         done, s, params = answer.completion, answer.statistics, answer.params
         free = not (params.looks_back or params.logit_bias)
         kept = answer.options.kept and done.finish_reason != "cancelled"
-        self._ended.put((done.prompt_ids, done.ids if kept else (), free, answer.options.owner, s.judged, s.accepted))
+        self._ended.put(
+            (done.prompt_ids, done.ids if kept else (), free, answer.options.copied_by, s.judged, s.accepted)
+        )
 
     def work(self, seconds: float | None = 0.0) -> bool:
         """Keep the next answer that has ended; waits for one for so long. False: none has."""
@@ -158,6 +170,7 @@ class Learner:
             with self._lock:
                 self._running -= 1
                 self._idle_since = self._clock()
+        if item:
             self.kept.add(*item)
         return True
 
@@ -187,7 +200,8 @@ class Learner:
         if status == 0:
             self.kept.fresh -= self._before
             self._before = 0
-            _LOG.info("learned from %s", self.heads.outcomes[-1])
+            for outcome in self.heads.outcomes[-1:]:  # none where they cannot be read just now
+                _LOG.info("learned from %s", outcome)
         elif status is not None and status < 0:  # else it has said why
             _LOG.warning("learning was ended by signal %d", -status)
         if idle >= LOOK:
@@ -198,12 +212,16 @@ class Learner:
         return self._learns and self.kept.fresh - self._before >= wanted
 
     def _try_swap(self) -> None:
-        names, engine = self.heads.names, self._engine()
-        if names == self._names or engine is None:
+        names, engine, now = self.heads.names, self._engine(), self._clock()
+        refused, until = self._refused
+        if names == self._names or engine is None or (names == refused and now < until):
             return
+        self._refused = names, now + AGAIN_AFTER  # unless nothing is wrong
         file = self.heads.load()
-        if file is not None and engine.swap_head(file):
+        if file is None or engine.swap_head(file):
             self._names = names
+        else:
+            self._refused = [], 0.0  # an answer has begun meanwhile
 
     def _recall(self) -> None:
         """Fill the memory of answers."""
@@ -216,12 +234,15 @@ class Learner:
                 engine.backend.recall(record.ids, record.owner)
 
     def _loop(self) -> None:
+        said = ""
         while not self._closed:
             try:
                 self.work(LOOK)
                 self.look()
-            except (PpsdError, OSError) as error:
-                _LOG.warning("learning: %s", error)
+                said = ""
+            except Exception as error:  # whatever it is, answers in progress are counted, and others kept
+                if said != (said := repr(error)):  # once, not once a second
+                    _LOG.warning("learning: %s", error, exc_info=not isinstance(error, PpsdError | OSError))
 
     def _close(self) -> None:
         """All that has been answered is kept when this returns."""

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ..cpu.backend import CpuBackend
 from ..cpu.machine import spare_memory
-from ..distill.deduplication import Deduplication
+from ..distill.deduplication import Deduplication, runs_of
 from ..distill.forecast import sampling_speed, step_seconds
 from ..distill.mix import STARTERS, mix_of
 from ..distill.prompts import Prompts, encode
@@ -24,7 +25,7 @@ from ..distill.rate import first_rate
 from ..distill.samplers import NativeSampler
 from ..distill.self_text import LEAST_ANSWER, MAX_ANSWER
 from ..distill.shards import HELD_OUT, NativeSamplers, Plan, Text, read_shard
-from ..distill.train import Trainer, TrainSettings, batches
+from ..distill.train import CHUNK, Trainer, TrainSettings, batches
 from ..errors import PpsdError
 from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
@@ -33,12 +34,13 @@ from ..models.head_file import HeadFile
 from ..models.llama import LlamaForCausalLM
 from ..models.tokenizer import Tokenizer
 from .heads import WORSE, LearnedHeads, Outcome
-from .kept import Place, newest, read_records
+from .kept import LEAST_ANSWER as LEAST_KEPT
+from .kept import Record, newest, remove
 
-LEAST_TOKENS = 8192  # of answers, that are new since the last time
 MOST_TOKENS = 200_000  # of answers and their prompts, the newest: what bounds time and memory
 MOST_IDS = 2048  # of a text: the last ones of a longer one
 MOST_STATES = 1 << 30  # bytes of their hidden states
+NEAR, LONG_PROMPT = 8, 64  # ids: prompts so long that differ in the last few may be one that was typed on
 JUDGED, LEAST_JUDGED, MOST_JUDGED = 0.1, 8, 64  # of the answers, the newest: never trained on
 SETTINGS = TrainSettings(epochs=6, batch_tokens=1024)  # small steps: 153 of them learn more from 28,000 tokens than 53
 RATE = 0.15  # of that for a fresh head: 7.5e-4 for the default model
@@ -69,12 +71,14 @@ class Learning:
     def run(self) -> Iterator[tuple[str, int, int]]:
         """Raises PpsdError where there is too little to learn from, no head to go on from, or no room."""
         config, names = self.checkpoint.config, self.heads.names
+        self.heads.enough()
         before = self.heads.load()
-        if before is None:
-            raise PpsdError("there is no head to go on from: train one with `ppsd-run distill`, and give --exit-head")
+        assert before is not None
         layers = self._layers(before)
         plan = self._own_text(layers)
-        self._check_room(2 * len(layers) * config.hidden_size * plan.tokens(plan.missing()))
+        if not plan.prompts.held_out:
+            raise PpsdError("no general prompt fits this model's context: nothing would show what a head forgets")
+        self._check_room(before, 2 * len(layers) * config.hidden_size * plan.tokens(plan.missing()))
         unique = Deduplication(self.tokenizer, ())
         judged, learned, place = self._divide(unique, self._most(layers))
         for tokens in NativeSamplers(self.checkpoint.folder, self.format).write_shards(plan, 1):
@@ -102,7 +106,12 @@ class Learning:
             path = self.heads.new_path()
             facts = {"kept_answers": round(self.outcome.after, 4), "kept_answers_before": round(self.outcome.before, 4)}
             recipe = {**before.info.recipe, "learned_tokens": tokens}
-            new.info = replace(before.info, recipe=recipe, acceptance={**before.info.acceptance, **facts})
+            model = {
+                "model": self.checkpoint.name,
+                "model_hash": self.checkpoint.hash,
+                "sample": self.checkpoint.sample,
+            }
+            new.info = replace(before.info, **model, recipe=recipe, acceptance={**before.info.acceptance, **facts})
             new.save(path, torch.int8, None, before.successors)
         self.heads.trained(place, self.outcome, path)
 
@@ -140,12 +149,21 @@ class Learning:
         prompts = Prompts(GENERAL, tuple(one for place, one in enumerate(ids) if place % 3), tuple(ids[::3]))
         folder = self.folder / "-".join(["own", self.format, prompts.hash, *map(str, layers)])
         for other in {*self.folder.glob("own-*")} - {folder}:
-            shutil.rmtree(other)
+            remove(other)
         folder.mkdir(mode=0o700, exist_ok=True)
         return Plan(folder, 2, self.slots, self.seed, mix, tuple(layers), prompts)
 
-    def _check_room(self, disk: int) -> None:
-        memory = 2 * self.checkpoint.parameters + MOST_STATES
+    def _check_room(self, head: HeadFile, disk: int) -> None:
+        config = self.checkpoint.config
+        width = 4 if self.format == "float32" else 2  # bytes, at most; the model to train on has been loaded
+        rows = TOGETHER * MOST_IDS * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+        reading = width * (self.checkpoint.parameters + rows)
+        drafts = config.vocab_size if head.draft_ids is None else len(head.draft_ids)
+        weights = sum(tensor.size for tensor in head.tensors.values())
+        # Of float32: what `Trainer` holds of a chunk's probabilities; two heads, one of them with its gradient, Adam's
+        # two moments and a copy.
+        training = 4 * (5 * CHUNK * drafts + 6 * weights)
+        memory = MOST_STATES + max(reading, training)
         for what, needed, free in (
             ("memory", memory, spare_memory()),
             (f"of the disk of {self.folder}", disk, shutil.disk_usage(self.folder).free),
@@ -153,23 +171,20 @@ class Learning:
             if free < needed:
                 raise PpsdError(f"learning needs {needed / 1e9:.1f} GB {what}, and {free / 1e9:.1f} are free")
 
-    def _divide(self, unique: Deduplication, most: int) -> tuple[list[Text], list[Text], Place]:
-        """The newest answers, to judge by; those before, to learn from, of `most` ids; and where the last one ends."""
-        records = [*read_records(self.folder, self.checkpoint.config.vocab_size)]
-        before = self.heads.learned
-        fresh = sum(record.tokens for record, place in records if place > before)
-        if fresh < LEAST_TOKENS:
-            raise PpsdError(f"{self.folder} has {fresh:,} answer tokens that are new: {LEAST_TOKENS:,} are the least")
-        texts = []
+    def _divide(self, unique: Deduplication, most: int) -> tuple[list[Text], list[Text], int]:
+        """The newest answers, to judge by; those before, to learn from, of `most` ids; and the id of the last one."""
+        records = self.heads.enough()
+        texts, whole = [], {}  # by its text: a record before it is cut
         for record, _ in records:
             if record.free and (cut := max(0, len(record.ids) - MOST_IDS)) < record.answer:
                 # Called greedy: what counts is whether a head foresees it, however it was drawn.
                 texts.append(Text(torch.from_numpy(record.ids[cut:].astype("int64")), record.answer - cut, True))
+                whole[id(texts[-1])] = record
         texts = unique.new(texts)
         first = len(texts) - max(LEAST_JUDGED, min(MOST_JUDGED, int(JUDGED * len(texts))))
         judged, texts = texts[max(0, first) :], texts[: max(0, first)]
-        asked = {text.ids[: text.answer].numpy().tobytes() for text in judged}  # answered again at a temperature
-        texts = [text for text in texts if text.ids[: text.answer].numpy().tobytes() not in asked]
+        asked = [whole[id(text)] for text in judged]
+        texts = [text for text in texts if not any(_alike(whole[id(text)], one) for one in asked)]
         others = texts[newest([len(text.ids) for text in texts], most) :]
         if not others:
             raise PpsdError(f"{self.folder} has {len(judged)} answers to judge by, and no others to learn from")
@@ -213,6 +228,18 @@ class Learning:
         head = ExitHead.from_model(self.model, file.info, ids)
         head.begin_as(file)
         return head
+
+
+def _alike(record: Record, other: Record) -> bool:
+    """Is one the other's prompt answered again, at a temperature or with a few more letters?"""
+    prompt, its = record.ids[: record.answer], other.ids[: other.answer]
+    if np.array_equal(prompt, its):
+        return True
+    same = max(len(prompt), len(its)) - NEAR
+    if same < LONG_PROMPT - NEAR or not np.array_equal(prompt[:same], its[:same]):
+        return False
+    runs = ({*runs_of(one.ids[one.answer :], LEAST_KEPT).tolist()} for one in (record, other))
+    return not set.isdisjoint(*runs)
 
 
 def _tokens(text: Text) -> int:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+_KINDS_OF_OTHERS = 32  # Ngrams::kKinds / 2
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -32,6 +34,11 @@ class Draft:
     confidence: float
     copied: int = 0
     sibling: int = -1
+
+    @property
+    def recycled(self) -> bool:
+        """Copied from another text."""
+        return 0 < self.copied <= _KINDS_OF_OTHERS
 
 
 @dataclass(frozen=True)

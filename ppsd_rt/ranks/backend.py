@@ -3,6 +3,7 @@
 All answers are in the loop (csrc/decoding/loop.h), whose passes are under way on all ranks at the same time.
 """
 
+import json
 import signal
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -27,17 +28,15 @@ from ..planning.planner import PlannerPool, explain, kind_of
 from ..sampling.grammar import Grammar
 from ..sampling.params import EXTRAS, SamplingParams
 from ..trace import Span
-from .control import Control, Kind, Words, numbers_of, text_of, words_of
+from .control import Control, Kind, Words, numbers_of, text_of
 from .costs import displacer, side_by_side, time_drafts
 from .grammars import pack_grammar
 from .links import PASSES, VERDICTS, LinkLost, Receiver, Sender
 from .slices import CpuSlices
 from .stage import DEPTH, report_of
 from .threads import start
-from .timeline import ClockOffset, clock_offset, on_one_clock, unpack_spans
 
 _PATIENCE = 600.0  # seconds for the others to pack slices, to measure, to take rows; who dies or hangs ends it sooner
-_QUESTIONS = 20  # what time it is there
 _LONGEST = 1 << 19  # tokens of a text in the loop, whose ids may have to fit into one message (csrc/decoding/pass.h)
 _ENDING = 0.1  # seconds between two looks for answers that nobody will work on any more
 _ASKED = "to answer"
@@ -80,14 +79,13 @@ class RanksBackend:
         self._telling = Lock()  # one grammar after the other
         self._grammar_says: dict[int, str] = {}  # by number: what is wrong, if anything is
         self._replies: Queue[tuple[int, list[float]]] = Queue()
-        self._pongs: Queue[tuple[int, int, int, int]] = Queue()  # rank, the question's number, answered, heard
-        self._station_spans: Queue[tuple[int, list[Span]]] = Queue()  # and: messages that follow
+        self._pongs: Queue[int] = Queue()
+        self._station_spans: Queue[list[Span]] = Queue()
         self._traced = False  # the newest answer has a trace, whose spans nobody has asked for
         self._timeline: list[Span] = []
-        self._clocks: dict[int, ClockOffset] = {}
         for kind in (Kind.COSTS, Kind.REPORT):
             control.on(kind, lambda rank, value, message: self._replies.put((rank, numbers_of(message))))
-        control.on(Kind.PONG, self._ponged)
+        control.on(Kind.PONG, lambda rank, value, message: self._pongs.put(rank))
         control.on(Kind.SPANS, self._told_spans)
         control.on(Kind.GRAMMAR, lambda rank, number, message: self._grammar_said(number, text_of(message)))
 
@@ -148,7 +146,7 @@ class RanksBackend:
             measured = alone or self._costs is not None
             return self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) and measured else None
 
-        self._traced, self._timeline, self._clocks = options.trace, [], {}
+        self._traced, self._timeline = options.trace, []
         try:
             yield from self._answers.decode(asked, self._ngrams, planner, grammar)
         except PpsdError:
@@ -169,18 +167,23 @@ class RanksBackend:
         return 0  # not known here: the slices are elsewhere
 
     def spans(self) -> list[Span]:
-        """As every backend's; the track is the rank. The stations are asked for theirs, and what time it is there."""
+        """As every backend's; the track is the rank, by its host's clock: each host's first span begins at 0."""
         if self._traced and self._answers.last:
             self._traced = False
-            others = range(1, self._control.world.size)
-            self._clocks = {rank: self._clock_of(rank) for rank in others}
-            theirs = [(self._clocks[rank], self._spans_of(rank)) for rank in others]
-            self._timeline = on_one_clock(self._answers.last.spans(), theirs)
+            world, tracks = self._control.world, {0: list(self._answers.last.spans())}
+            for rank in range(1, world.size):
+                self._control.tell(rank, Kind.TRACE)
+                tracks[rank] = self._next(self._station_spans, "to tell its timeline")
+            first = {rank: min((span[3] for span in spans), default=0.0) for rank, spans in tracks.items()}
+            if world.local_size == world.size:  # one clock
+                first = dict.fromkeys(first, min(begin for rank, begin in first.items() if tracks[rank]))
+            spans = [
+                (*span[:3], span[3] - first[span[1]], span[4] - first[span[1]])
+                for one in tracks.values()
+                for span in one
+            ]
+            self._timeline = sorted(spans, key=lambda span: span[3])
         return self._timeline
-
-    def clocks(self) -> dict[int, ClockOffset]:
-        """Of every other rank, as `spans` has last used them."""
-        return self._clocks
 
     def facts(self) -> dict[str, Any]:
         return {**self._slices.facts(), "ranks": self._control.world.size, "layers": list(self.sizes)}
@@ -254,9 +257,6 @@ class RanksBackend:
             times.append((perf_counter() - begun) / 2)
         return median(times)
 
-    def _ponged(self, rank: int, number: int, message: Words) -> None:
-        self._pongs.put((rank, number, int(message[4:6].view(np.int64)[0]), _native.wire_clock()))
-
     def _next(self, queue: Queue[T], what: str) -> T:
         """As soon as it is there. what: a rank does, for a message of one that takes too long."""
         end = monotonic() + _PATIENCE
@@ -274,8 +274,7 @@ class RanksBackend:
         with self._telling:
             self._grammar += 1
             number = self._grammar
-            for words in pack_grammar(grammar):
-                self._control.tell(self._control.world.last, Kind.GRAMMAR, number, words)
+            self._control.tell(self._control.world.last, Kind.GRAMMAR, number, pack_grammar(grammar))
         self._wait(lambda: number in self._grammar_says, "to compile a grammar")
         if wrong := self._grammar_says.pop(number):
             raise PpsdError(f"rank {self._control.world.last}: {wrong}")
@@ -284,29 +283,9 @@ class RanksBackend:
     def _grammar_said(self, number: int, wrong: str) -> None:
         self._grammar_says[number] = wrong
 
-    # -- the timeline --------------------------------------------------------------------------------------------------
-
-    def _clock_of(self, rank: int) -> ClockOffset:
-        questions = []
-        for number in range(1, _QUESTIONS + 1):
-            asked = _native.wire_clock()
-            self._control.tell(rank, Kind.PING, number)
-            while (pong := self._next(self._pongs, _ASKED))[:2] != (rank, number):
-                pass  # of a measurement before
-            questions.append((asked, *pong[2:]))
-        return clock_offset(questions)
-
-    def _told_spans(self, rank: int, follow: int, message: Words) -> None:
-        self._station_spans.put((follow, unpack_spans(words_of(message), rank)))
-
-    def _spans_of(self, rank: int) -> list[Span]:
-        self._control.tell(rank, Kind.TRACE)
-        spans: list[Span] = []
-        follow = -1
-        while follow != 0:
-            follow, some = self._next(self._station_spans, "to tell its timeline")
-            spans += some
-        return spans
+    def _told_spans(self, rank: int, value: int, message: Words) -> None:
+        told = json.loads(text_of(message))
+        self._station_spans.put([(str(name), rank, int(rows), float(a), float(b)) for name, _, rows, a, b in told])
 
     def _collect(self, count: int) -> dict[int, list[float]]:
         return dict(self._next(self._replies, "to measure") for _ in range(count))

@@ -1,8 +1,8 @@
 """The control links: between rank 0 and every other rank, beside the pipeline.
 
-They carry what must not wait for passes: signs of life, questions about costs, grammars, and the end. A message is
-64 int32 words: magic, kind, value (int64), sent (int64, nanoseconds of the sender's steady clock), count, 0, and 56
-words of payload, of which `count` are in use: float32 numbers, words, or bytes of text.
+They carry what must not wait for passes: signs of life, facts, questions about costs, grammars, and the end. A message
+is int32 words: magic, kind, value (int64), sent (int64, nanoseconds of the sender's steady clock), count, 0, and so
+many words of payload: float32 numbers, or a text.
 
 Any rank's end ends all: rank 0 hears of it by its connection (at once), by its own words, or by its silence, tells the
 others, and every rank raises the same line. Should rank 0 itself be lost, each of the others notices by itself.
@@ -23,11 +23,11 @@ from .links import CONTROL, ProtocolError, Receiver, Sender, Words
 from .threads import CLOCK, Clock, start
 from .world import World
 
-WORDS = 64
+WORDS = 64  # of nearly all messages
+LONGEST = 1 << 20  # words of one with a grammar, or the spans of a long answer
 _MAGIC = 0x50534300 + _native.WIRE_VERSION
 _PAYLOAD = 8
-PAYLOAD_WORDS = WORDS - _PAYLOAD
-TEXT_BYTES = PAYLOAD_WORDS * 4
+TEXT_BYTES = 4 * (LONGEST - _PAYLOAD)
 _BEAT = 0.25  # seconds between signs of life
 # Limits for what nothing else would end: none is reached by ranks that have a tenth of a core each.
 _STUCK = 600.0  # seconds that one piece of work may take
@@ -49,9 +49,11 @@ class Kind(IntEnum):
     BYE = 10  # heard
     FAIL = 11  # text: the line that every rank ends with
     TRACE = 12  # what did the answer's passes take, and when?
-    SPANS = 13  # value: messages that follow; payload: see timeline.py
+    SPANS = 13  # text: JSON
     GRAMMAR = 14  # of an answer to come, and what the last rank says of it: see grammars.py
     FORGET = 15  # a grammar, by its number
+    FACTS = 16  # text: see handshake.py
+    SPLIT = 17  # text: the layers of each rank
 
 
 Handler = Callable[[int, int, Words], None]  # (rank, value, message)
@@ -80,7 +82,7 @@ class Control:
         unread = 64 + 2 * int(silence / _BEAT)  # more than a silent rank leaves unread before it is given up
         self._heard = dict.fromkeys(peers, clock.now())
         self._senders = {peer: Sender(group, peer, CONTROL, WORDS, unread) for peer in peers}
-        self._receivers = [Receiver(group, peer, CONTROL, WORDS, 4, self._take(peer), self.lost) for peer in peers]
+        self._receivers = [Receiver(group, peer, CONTROL, LONGEST, 4, self._take(peer), self.lost) for peer in peers]
 
     def on(self, kind: Kind, handler: Handler) -> None:
         self._handlers[kind] = handler
@@ -94,28 +96,38 @@ class Control:
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
-    def tell(self, rank: int, kind: Kind, value: int = 0, payload: Sequence[float] | Words | str = ()) -> None:
-        """payload: numbers, words, or a text, of which as much is sent as there is room for."""
+    def tell(self, rank: int, kind: Kind, value: int = 0, payload: Sequence[float] | str = ()) -> None:
+        """payload: numbers, or a text, of which as much is sent as there is room for."""
         if isinstance(payload, str):
-            raw = payload.encode()[:TEXT_BYTES]
-            payload = np.frombuffer(raw.ljust(-(-len(raw) // 4) * 4, b"\0"), np.int32)
-        elif not isinstance(payload, np.ndarray):
-            payload = np.array(payload, np.float32).view(np.int32)
-        message = np.zeros(WORDS, np.int32)
+            raw = payload.encode(errors="replace")[:TEXT_BYTES]
+            words = np.frombuffer(raw.ljust(-(-len(raw) // 4) * 4, b"\0"), np.int32)
+        else:
+            words = np.array(payload, np.float32).view(np.int32)
+        message = np.zeros(_PAYLOAD + len(words), np.int32)
         message[:2] = _MAGIC, kind
         message[2:6].view(np.int64)[:] = value, _native.wire_clock()
-        message[6] = len(payload)
-        message[_PAYLOAD : _PAYLOAD + len(payload)] = payload
+        message[6] = len(words)
+        message[_PAYLOAD:] = words
         sender = self._senders[rank]
         with sender.lock:
-            sender.buffer()[:] = message
-            sender.send(WORDS)
+            buffer = sender.buffer()
+            if len(message) > WORDS:
+                sender.send_long(message)
+            else:
+                buffer[: len(message)] = message
+                sender.send(len(message))
 
     # -- failing -------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         if self.failure is not None:
             raise PpsdError(self.failure)
+
+    def until(self, done: Callable[[], bool]) -> None:
+        """PpsdError, if the ranks end meanwhile."""
+        while not done():
+            self.failed.wait(0.005)
+            self.check()
 
     def fail(self, line: str, share: bool = True) -> None:
         """The first line counts. share: the other ranks are to end with it too, and are told before this one ends."""
@@ -239,16 +251,15 @@ class Control:
 
 
 def text_of(message: Words) -> str:
-    return message[_PAYLOAD:].tobytes().rstrip(b"\0").decode(errors="replace")
-
-
-def words_of(message: Words) -> Words:
-    """The payload's, a copy: the message's buffer is used again."""
-    count = int(message[6])
-    if not 0 <= count <= PAYLOAD_WORDS:
-        raise ValueError("a message with too many numbers")
-    return message[_PAYLOAD : _PAYLOAD + count].copy()
+    return _payload(message).tobytes().rstrip(b"\0").decode(errors="replace")
 
 
 def numbers_of(message: Words) -> list[float]:
-    return [float(number) for number in words_of(message).view(np.float32)]
+    return [float(number) for number in _payload(message).view(np.float32)]
+
+
+def _payload(message: Words) -> Words:
+    count = int(message[6])
+    if not 0 <= count <= len(message) - _PAYLOAD:
+        raise ValueError("a message with too many numbers")
+    return message[_PAYLOAD : _PAYLOAD + count]

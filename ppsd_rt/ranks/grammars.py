@@ -1,7 +1,7 @@
 """Grammars over ranks: rank 0 tells the last one, which chooses the tokens, what the answer to come keeps to.
 
-Rank 0 compiles the grammar for its drafts, and sends its text over the control link, in messages that are full but for
-the last one; their value is the grammar's number. The last rank compiles it too, and answers with the same number and
+Rank 0 compiles the grammar for its drafts, and sends its text over the control link, in a message whose value is the
+grammar's number. The last rank compiles it too, and answers with the same number and
 no text, or with what is wrong. Only then does the answer begin: its first pass has the number (csrc/decoding/pass.h). A
 grammar that gives up in the middle is told with a verdict. When the answer has ended, rank 0 says so, and the grammar
 is forgotten.
@@ -11,26 +11,20 @@ import json
 from collections.abc import Callable
 from threading import Thread
 
-import numpy as np
-
 from ..errors import PpsdError
 from ..models.checkpoint import Checkpoint
 from ..models.tokenizer import load_tokenizer
 from ..sampling.grammar import Grammar, Grammars, Masks, TokenMask
-from .control import PAYLOAD_WORDS, Control, Kind, Words, words_of
+from .control import TEXT_BYTES, Control, Kind, Words, text_of
 from .threads import start
 
 
-def pack_grammar(grammar: Grammar) -> list[Words]:
-    """Payloads: all are full but the last, which may be empty."""
-    raw = json.dumps([grammar.kind, grammar.text]).encode()
-    words = np.frombuffer(raw + b" " * (-len(raw) % 4), np.int32)
-    return [words[first : first + PAYLOAD_WORDS] for first in range(0, len(words) + 1, PAYLOAD_WORDS)]
-
-
-def unpack_grammar(payloads: list[Words]) -> Grammar:
-    kind, text = json.loads(np.concatenate(payloads).tobytes())
-    return Grammar(kind, text)
+def pack_grammar(grammar: Grammar) -> str:
+    """PpsdError for one that is too long for a message."""
+    text = json.dumps([grammar.kind, grammar.text])
+    if len(text) > TEXT_BYTES:
+        raise PpsdError(f"over ranks a grammar has at most {TEXT_BYTES:,} characters")
+    return text
 
 
 def grammars_of(checkpoint: Checkpoint) -> Grammars:
@@ -48,7 +42,6 @@ class ToldGrammars:
     def __init__(self, control: Control, make: Callable[[], Grammars]) -> None:
         self._control, self._make = control, make
         self._grammars: Grammars | None = None
-        self._parts: list[Words] = []
         self._masks: dict[int, Masks] = {}
         control.on(Kind.GRAMMAR, self._told)
         control.on(Kind.FORGET, self._forget)
@@ -62,18 +55,15 @@ class ToldGrammars:
         self._masks.pop(number, None)
 
     def _told(self, rank: int, number: int, message: Words) -> None:
-        self._parts.append(words_of(message))
-        if len(self._parts[-1]) < PAYLOAD_WORDS:
-            parts, self._parts = self._parts, []
-            # It takes up to seconds, in which this rank hears signs of life.
-            start(Thread(target=self._compile, args=(number, parts), name="grammar", daemon=True))
+        # It takes up to seconds, in which this rank hears signs of life.
+        start(Thread(target=self._compile, args=(number, text_of(message)), name="grammar", daemon=True))
 
-    def _compile(self, number: int, parts: list[Words]) -> None:
+    def _compile(self, number: int, packed: str) -> None:
         wrong = ""
         try:
             if self._grammars is None:
                 self._grammars = self._make()
-            self._masks[number] = self._grammars.masks(unpack_grammar(parts))
+            self._masks[number] = self._grammars.masks(Grammar(*json.loads(packed)))
         except PpsdError as error:
             wrong = str(error)
         except Exception as error:

@@ -1,14 +1,14 @@
-"""Before ranks connect they compare what they are: texts of fixed length; nothing is unpickled."""
+"""Before ranks work they compare what they are, in texts of JSON. Rank 0 then says who has which layers."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 
-from .meeting import Meeting
+from .control import Control, Kind, text_of
 
 # Fields of a rank's facts, in this order.
 FIELDS = (
     "version",
     "wire",
-    "WORLD_SIZE",
     "model",
     "exit head",
     "format",
@@ -23,21 +23,15 @@ _MENDS = {
     "kind of device": "they round differently, and the text would depend on what the split is measured to be; give it "
     "with --stages"
 }
-_BYTES = 192
-SIZE = len(FIELDS) * _BYTES
 
 
-def pack(facts: Mapping[str, str]) -> bytes:
-    """Unknown to the receiver's Python: only bytes of UTF-8, each field filled up with zeros."""
-    texts = [facts.get(field, "").encode()[:_BYTES] for field in FIELDS]
-    return b"".join(text.ljust(_BYTES, b"\0") for text in texts)
-
-
-def unpack(data: bytes) -> dict[str, str]:
-    if len(data) != SIZE:
-        return {"version": f"unknown ({len(data)} bytes of facts, not {SIZE})"}
-    fields = [data[at : at + _BYTES].rstrip(b"\0").decode(errors="replace") for at in range(0, SIZE, _BYTES)]
-    return dict(zip(FIELDS, fields, strict=True))
+def unpack(text: str) -> dict[str, str]:
+    """Of JSON that may be anybody's."""
+    try:
+        found = json.loads(text)
+        return {field: str(found[field])[:200] for field in FIELDS}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {"version": "unknown"}
 
 
 def difference(facts: Sequence[Mapping[str, str]]) -> str | None:
@@ -50,11 +44,29 @@ def difference(facts: Sequence[Mapping[str, str]]) -> str | None:
     return None
 
 
-def exchange(meeting: Meeting, facts: Mapping[str, str]) -> None:
-    """Raises PpsdError with the same line on every rank, as soon as one rank is known not to fit."""
-    meeting.put(f"facts/{meeting.world.rank}", pack(facts))
-    known: list[Mapping[str, str]] = []
-    for rank in range(meeting.world.size):
-        known.append(unpack(meeting.read(f"facts/{rank}")))
-        if line := difference(known):
-            meeting.fail(line)
+class Handshake:
+    """Made before `control` is started, so that nothing is missed."""
+
+    def __init__(self, control: Control) -> None:
+        self._control, self._heard = control, dict[int, str]()
+        for kind in (Kind.FACTS, Kind.SPLIT):
+            control.on(kind, lambda rank, _, message: self._heard.update({rank: text_of(message)}))
+
+    def exchange(self, facts: Mapping[str, str], split: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+        """Layers of each rank, as rank 0's `split` gives them. PpsdError where a rank differs, the same line on all.
+
+        However long the others take to open their models: who hangs or ends meanwhile is missed by `control`.
+        """
+        control, world = self._control, self._control.world
+        if not world.drafts:
+            control.tell(0, Kind.FACTS, 0, json.dumps(dict(facts)))
+            control.until(lambda: 0 in self._heard)
+            return tuple(json.loads(self._heard[0]))
+        control.until(lambda: len(self._heard) == world.last)
+        if line := difference([facts, *(unpack(self._heard[rank]) for rank in range(1, world.size))]):
+            control.fail(line)
+        control.check()
+        sizes = tuple(split())
+        for rank in range(1, world.size):
+            control.tell(rank, Kind.SPLIT, 0, json.dumps(sizes))
+        return sizes

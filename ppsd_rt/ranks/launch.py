@@ -1,9 +1,9 @@
 """From the environment of one rank to its part of a running pipeline."""
 
 import hashlib
-import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,12 +20,11 @@ from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile
 from ..models.resolve import resolve_model
 from ..printable import quoted
-from .connect import connect
+from .connect import connect, first_line
 from .control import GRACE, Control
 from .grammars import grammars_of
-from .handshake import exchange
+from .handshake import Handshake
 from .links import CONTROL
-from .meeting import Meeting, first_line, open_store
 from .slices import CpuSlices
 from .split import check_sizes, solve
 from .stage import serve
@@ -34,6 +33,7 @@ from .world import World
 
 if TYPE_CHECKING:
     from ..engine import Engine
+    from .children import Child
 
 
 @dataclass(frozen=True)
@@ -71,26 +71,15 @@ def join(world: World, options: RankOptions, clock: Clock = CLOCK) -> "Engine | 
     # Of torch's C++: what it says about connections comes as an error too, or is nothing to worry about.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     sys.setswitchinterval(0.0005)  # of the interpreter lock: threads here have microseconds of work for it
-    store = open_store(world, clock)
-    meeting = Meeting(store.clone(), world, clock)  # gloo waits in its own
+    groups = connect(world)
+    control = Control(groups[CONTROL], world, options.silence, options.link_delay, clock)
+    handshake = Handshake(control)
+    control.start()
     try:
         head, slices = _open(world, options)
-    except PpsdError as error:
-        meeting.fail(f"rank {world.rank}: {error}")
-    exchange(meeting, _facts(world, head, slices, options))
-    sizes = options.sizes
-    if sizes is None:
-        if world.drafts:
-            try:
-                meeting.put("sizes", json.dumps(solve(head, world.size, slices)).encode())
-            except PpsdError as error:
-                meeting.fail(f"rank 0: {error}")
-        sizes = tuple(json.loads(meeting.read("sizes")))
-    groups = connect(store, meeting)
-    control = Control(groups[CONTROL], world, options.silence, options.link_delay)
-    control.start()
-    meeting.close()
-    try:
+        sizes = handshake.exchange(
+            _facts(head, slices, options), lambda: options.sizes or solve(head, world.size, slices)
+        )
         return _play(control, groups, head, slices, sizes, options)
     except PpsdError as error:
         control.fail(f"rank {world.rank}: {error}")
@@ -128,13 +117,18 @@ def _play(
     return Engine(checkpoint, tokenizer, backend, options.model)
 
 
-def leave(engine: "Engine | None", status: int) -> NoReturn:
-    """The end of a rank's process. Threads that wait for messages would hold up Python's own way out."""
+def leave(engine: "Engine | None", status: int, children: "Sequence[Child]" = ()) -> NoReturn:
+    """The end of a rank's process. Threads that wait for messages would hold up Python's own way out.
+
+    children: the other ranks, where this one has started them.
+    """
     if engine is not None and engine.learner:
         engine.learner.close()
     close = getattr(engine.backend, "close", None) if engine is not None else None
     if close:
         close()
+    for child in children:
+        child.end(told=status > 0)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             try:
@@ -170,12 +164,11 @@ def cores_of(local_rank: int, local_size: int, threads: int | None) -> tuple[int
     return count, cores[local_rank * count : (local_rank + 1) * count]
 
 
-def _facts(world: World, head: HeadFile | None, slices: CpuSlices, options: RankOptions) -> dict[str, str]:
+def _facts(head: HeadFile | None, slices: CpuSlices, options: RankOptions) -> dict[str, str]:
     """What all ranks must agree on."""
     return {
         "version": __version__,
         "wire": str(_native.WIRE_VERSION),
-        "WORLD_SIZE": str(world.size),
         "model": slices.checkpoint.hash,
         "exit head": head_hash(head) if head else "",
         "format": slices.dtype,

@@ -27,13 +27,11 @@ def open_groups(store: Any, rank: int, size: int) -> dict[int, Any]:
     one connection for all, one message in ten waited for 10 ms and more where computing kept all cores busy.
     """
     import torch
-    import torch.distributed as dist
+    from torch.distributed import PrefixStore, ProcessGroupGloo
 
     torch.set_num_threads(1)  # torch computes nothing here
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_FOREVER)
-    control = dist.distributed_c10d._get_default_group()
-    passes, verdicts = (dist.new_group(backend="gloo", timeout=_FOREVER) for _ in range(2))
-    return {CONTROL: control, PASSES: passes, VERDICTS: verdicts}
+    tags = (CONTROL, PASSES, VERDICTS)
+    return {tag: ProcessGroupGloo(PrefixStore(f"tag {tag}", store), rank, size, _FOREVER) for tag in tags}
 
 
 class ProtocolError(Exception):
@@ -84,8 +82,16 @@ class Sender:
 
     def send(self, words: int) -> None:
         """The beginning, of so many words, of the buffer that buffer() gave."""
+        self._send(self._tensors[self._next, :words])
+
+    def send_long(self, words: Words) -> None:
+        """A message for which no buffer is long enough; after `buffer`, too. Its array is not to change any more."""
+        import torch
+
+        self._send(torch.from_numpy(words))
+
+    def _send(self, message: Any) -> None:
         with _told_apart():
-            message = self._tensors[self._next, :words]
             self._pending[self._next] = self._group.send([message], self._peer, self._tag)
         self._next = (self._next + 1) % len(self._pending)
 

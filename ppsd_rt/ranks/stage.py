@@ -1,5 +1,6 @@
 """A rank that verifies: waits for passes, works on them, sends what comes of it on. It ends when rank 0 says so."""
 
+import json
 import signal
 from collections import deque
 from collections.abc import Callable
@@ -8,13 +9,13 @@ from typing import Any
 
 from .. import _native
 from ..sampling.grammar import Grammars
-from .control import PAYLOAD_WORDS, Control, Kind, Words
+from .control import Control, Kind, Words
 from .costs import displacer, time_passes
 from .grammars import ToldGrammars
 from .links import PASSES, VERDICTS, LinkLost, Receiver, Sender
 from .threads import start
-from .timeline import pack_spans
 
+MOST_SPANS = 40_000  # of a timeline, the newest
 DEPTH = 24  # receives posted in advance: more than passes of a window of drafts
 
 
@@ -49,9 +50,7 @@ def serve(
         control.tell(peer, Kind.REPORT, 0, report_of(packed_bytes, counts.passes, counts.rows, counts.seconds))
 
     def tell_spans(peer: int) -> None:
-        messages = pack_spans(station.spans(), PAYLOAD_WORDS)
-        for place, message in enumerate(messages, 1):
-            control.tell(peer, Kind.SPANS, len(messages) - place, message)
+        control.tell(peer, Kind.SPANS, 0, json.dumps(station.spans()[-MOST_SPANS:]))
 
     control.on(Kind.TRACE, lambda peer, value, message: traces.append(peer))
     control.on(Kind.MEASURE, lambda peer, beside, message: questions.append((peer, beside)))

@@ -18,9 +18,8 @@ import numpy as np
 from ..errors import GrammarFailed, PpsdError, UsageError
 from ..extras import need
 from ..printable import quoted
-from .grammar_trials import Cancel, GrammarTrials
+from .grammar_trials import GrammarTrials
 from .grammar_worker import ASKS, Unheld, Vocabulary, compile_grammar
-from .json_schema import OPTIONS
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -35,6 +34,11 @@ _KINDS = ("json_schema", "regex", "lark")
 _DEPTH = 4  # objects and arrays in each other
 _MEMBERS = 64  # of an object or an array
 _CHARACTERS = 1000  # of a string
+
+
+def schema_of(given: Any) -> Any:
+    """A pydantic class as its schema; others as they are."""
+    return given.model_json_schema() if isinstance(given, type) and hasattr(given, "model_json_schema") else given
 
 
 @dataclass(frozen=True)
@@ -63,22 +67,23 @@ class Grammar:
 
     @classmethod
     def json_schema(
-        cls, schema: Mapping[str, Any] | bool | str, *, strict: bool = True, bounded: bool = True
+        cls, schema: Mapping[str, Any] | bool | str | type, *, strict: bool = True, bounded: bool = True
     ) -> "Grammar":
-        """JSON by a schema: a dict, or its JSON.
+        """JSON by a schema: a dict, its JSON, or a pydantic class.
 
         strict: a keyword that cannot be held is an error; else it is left out, and `Engine.unheld` tells it. bounded:
         numbers and white space have an end where the schema gives them none.
         """
+        schema = schema_of(schema)
+        if isinstance(schema, str) and strict and bounded:
+            return cls("json_schema", schema)
         if isinstance(schema, str):
-            if strict and bounded:
-                return cls("json_schema", schema)
             schema = cls("json_schema", schema).schema()
-        if isinstance(schema, Mapping):
-            options = {"lenient": not strict, "unbounded": not bounded}
-            schema = {**schema, **({OPTIONS: options} if any(options.values()) else {})}
         if not isinstance(schema, Mapping | bool):
-            raise UsageError(f"a JSON schema must be a dict or JSON, not {quoted(schema)}")
+            raise UsageError(f"a JSON schema must be a dict, JSON or a pydantic class, not {quoted(schema)}")
+        options = {"lenient": not strict, "whitespace_flexible": not bounded}
+        if isinstance(schema, Mapping) and any(options.values()):
+            schema = {**schema, "x-guidance": {name: True for name, chosen in options.items() if chosen}}
         try:
             return cls("json_schema", json.dumps(schema))  # keeps the order of properties
         except (TypeError, ValueError) as error:
@@ -174,7 +179,7 @@ class TokenMask:
             else:
                 ctypes.memset(to, 0xFF, self._words * 4)
         if self._matcher.is_error():
-            raise GrammarFailed(f"the grammar gives up: {_in_one_line(self._matcher.get_error())}")
+            raise GrammarFailed(f"the grammar gives up: {self._matcher.get_error().splitlines()[0]}")
 
     def _read_on(self, ids: Sequence[int]) -> None:
         before = next((place for place, id in enumerate(ids) if id in self._ends), len(ids))
@@ -214,45 +219,35 @@ class Grammars:
         self._seen: OrderedDict[Grammar, tuple[LLMatcher | str, int, Unheld]] = OrderedDict()
         self._lock = Lock()
 
-    def masks(self, grammar: Grammar, cancel: Cancel | None = None) -> Masks:
-        """UsageError for a grammar that is none, or is hopeless: `GrammarTrials` has the limits.
-
-        cancel: gets a function that ends the wait; any thread may call it.
-        """
-        matcher = self._known(grammar, cancel)[0]
+    def masks(self, grammar: Grammar) -> Masks:
+        """UsageError for a grammar that is none, or is hopeless: grammar_worker.py has the limits."""
+        matcher = self._known(grammar)[0]
         if isinstance(matcher, str):
             raise UsageError(f"the {grammar.kind} {'' if matcher.startswith(ASKS) else 'is not valid: '}{matcher}")
         return lambda: TokenMask(matcher.deep_copy(), self._ends, self._vocab_size)
 
     def unheld(self, grammar: Grammar) -> Unheld:
         """Places in its schema, and why what stands there is not held; of a grammar that need not hold all."""
-        return self._known(grammar, None)[2]
+        return self._known(grammar)[2]
 
-    def _known(self, grammar: Grammar, cancel: Cancel | None) -> "tuple[LLMatcher | str, int, Unheld]":
+    def _known(self, grammar: Grammar) -> "tuple[LLMatcher | str, int, Unheld]":
         with self._lock:
             known = self._seen.get(grammar)
             if known is not None:
                 self._seen.move_to_end(grammar)
                 return known
-        known = self._compiled(grammar, cancel)
+        known = self._compiled(grammar)
         with self._lock:
             self._seen[grammar] = known
             while len(self._seen) > _MOST_SEEN or sum(size for _, size, _ in self._seen.values()) > _MOST_KEPT:
                 self._seen.popitem(last=False)
         return known
 
-    def _compiled(self, grammar: Grammar, cancel: Cancel | None) -> "tuple[LLMatcher | str, int, Unheld]":
+    def _compiled(self, grammar: Grammar) -> "tuple[LLMatcher | str, int, Unheld]":
         if len(grammar.text) > _MOST_TEXT:
             return f"it has {len(grammar.text)} characters, and {_MOST_TEXT} are the most", 0, ()
-        wrong, size, made, unheld = self._trials.run(grammar.kind, grammar.text, cancel)
+        wrong, size, made, unheld = self._trials.run(grammar.kind, grammar.text)
         try:
-            matcher = _in_one_line(wrong) if wrong else compile_grammar(self._tokenizer, grammar.kind, made)
-            return matcher, size, unheld
+            return wrong or compile_grammar(self._tokenizer, made), size, unheld
         except ValueError as error:
-            return _in_one_line(str(error)), 0, ()
-
-
-def _in_one_line(text: str) -> str:
-    """The first line of what llguidance says, and what its parts call the error; the rest draws where it is."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["it says no more"]
-    return " ".join([lines[0], *(line for line in lines[1:] if line.startswith("error:"))])
+            return str(error), 0, ()

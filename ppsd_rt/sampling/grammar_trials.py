@@ -4,23 +4,18 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock, Semaphore
+from threading import Semaphore
 from typing import Any
 
-from ..errors import PpsdError, UsageError
+from ..errors import PpsdError
 from ..forks import hears_of_forks
-from .grammar_worker import Unheld
+from .grammar_worker import MEMORY, SECONDS, Unheld
 
-SECONDS = 2.0  # of processor time for one grammar: a hundred times what those of programs take
-MEMORY = 256 << 20  # bytes
-_MOST_AT_ONCE = 8  # processes
-_MOST_IDLE = 2
+_MOST_AT_ONCE = 4  # processes; one of them stays for the next grammar
 
 Tried = tuple[str | None, int, str, Unheld]
-Cancel = Callable[[Callable[[], None]], None]
 
 
 class GrammarTrials:
@@ -37,61 +32,38 @@ class GrammarTrials:
         self._places = Semaphore(_MOST_AT_ONCE)
         self._idle: list[subprocess.Popen[bytes]] = []
 
-    def run(self, kind: str, text: str, cancel: Cancel | None = None) -> Tried:
+    def run(self, kind: str, text: str) -> Tried:
         """What is wrong with a grammar, a limit that it hits included, or None; the bytes that it takes; and what
-        `grammar_worker.prepare` makes of it.
-
-        cancel: gets a function that ends the trial; UsageError then. PpsdError where no process can be started.
+        `grammar_worker.prepare` makes of it. PpsdError where no process can be started.
         """
         with self._places:
-            process = self._process()
-            turn, state = Lock(), "running"
-
-            def end() -> None:
-                nonlocal state
-                with turn:
-                    if state == "running":
-                        state = "cancelled"
-                        process.kill()
-
             try:
-                if cancel is not None:
-                    cancel(end)
-                found = self._ask(process, (self._seconds, self._memory, kind, text))
-                with turn:
-                    if state == "cancelled":
-                        raise UsageError("nobody waits for this grammar any more")
-                    state = "done"
+                process = self._idle.pop()
+            except IndexError:
+                process = self._start()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                pickle.dump((self._seconds, kind, text), process.stdin)
+                process.stdin.flush()
+                found: Tried = pickle.load(process.stdout)
+            except (EOFError, OSError, pickle.UnpicklingError):
+                return self._limit(_end(process)), 0, "", ()
             except BaseException:
                 _end(process)
                 raise
-            if process.returncode is None:
-                self._idle.append(process)
-                if len(self._idle) > _MOST_IDLE:
-                    _end(self._idle.pop())
+            self._idle.append(process)
+            if len(self._idle) > 1:
+                _end(self._idle.pop())
             return found
 
-    def _ask(self, process: "subprocess.Popen[bytes]", job: tuple[Any, ...]) -> Tried:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            pickle.dump(job, process.stdin)
-            process.stdin.flush()
-            found: Tried = pickle.load(process.stdout)
-            return found
-        except (EOFError, OSError, pickle.UnpicklingError):
-            status = _end(process)
+    def _limit(self, status: int) -> str:
+        """Which one has ended the process."""
         if status == -signal.SIGPROF:
-            return f"compiling it takes more than {self._seconds:g} s of processor time", 0, "", ()
+            return f"compiling it takes more than {self._seconds:g} s of processor time"
         if status < 0:
-            return f"compiling it takes more than {self._memory >> 20} MiB of memory, or it nests too deep", 0, "", ()
+            return f"compiling it takes more than {self._memory >> 20} MiB of memory, or it nests too deep"
         raise PpsdError(f"{sys.executable} cannot compile grammars: it ended with status {status}")
-
-    def _process(self) -> "subprocess.Popen[bytes]":
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-I", str(Path(__file__).with_name("grammar_worker.py"))]
@@ -101,10 +73,8 @@ class GrammarTrials:
         except OSError as error:
             raise PpsdError(f"no process can be started to compile the grammar: {error.strerror or error}") from None
         assert process.stdin is not None
-        try:
-            pickle.dump((sys.path, self._vocabulary), process.stdin)
-        except OSError:
-            raise PpsdError(f"{sys.executable} cannot compile grammars: status {_end(process)}") from None
+        with suppress(OSError):  # it has ended; the first grammar says so
+            pickle.dump((sys.path, self._vocabulary, self._memory), process.stdin)
         return process
 
 

@@ -16,9 +16,26 @@ from .grammar import Grammar
 LEAST_TEMPERATURE = 1e-6  # its inverse scales logits in float32; what is below differs from greedy in ties at most
 MOST_TEMPERATURE = 1e30  # so much that logits make no difference; its inverse is above 0 in float32
 DRAWN_BITS = 53  # of seeds that are drawn: JSON readers keep so many
-PENALTIES = (0.01, 100.0)
+LEAST_TOP_P = 1e-30  # the most probable token alone, as 0
 MOST_LOGPROBS = 20
-MOST_BIAS = 100.0
+NO_LIMIT = -1  # of what is a limit: as if it were not given
+# Numbers of a request, both ends included: as OpenAI publishes them, of other fields as vLLM and llama.cpp take them.
+RANGES: Mapping[str, tuple[float, float]] = {
+    "max_tokens": (NO_LIMIT, 2**63 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "temperature": (0, 2),  # of requests; SamplingParams takes all that is finite
+    "top_p": (0, 1),
+    "top_k": (NO_LIMIT, 2**31 - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "logit_bias": (-100, 100),
+    "logprobs": (0, MOST_LOGPROBS),
+    "seed": (-9223372036854776000, 2**64 - 1),
+    "n": (1, 128),
+    "best_of": (0, 128),
+}
 # What not every backend does.
 EXTRAS = frozenset({"presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "grammar", "min_tokens"})
 
@@ -30,11 +47,11 @@ class SamplingParams:
     UsageError, which names the field, for a value of another type or out of range.
     """
 
-    max_tokens: int | None = None  # None: to the end of the context
+    max_tokens: int | None = None  # None or -1: to the end of the context
     min_tokens: int = 0  # so many tokens before an end-of-sequence or stop id may be chosen, or a stop string ends it
     temperature: float = 0.0  # 0, or from LEAST_TEMPERATURE
-    top_k: int = 0  # keep the k most likely ids; 0: all
-    top_p: float = 1.0  # keep the smallest set of ids with at least this much probability
+    top_k: int = 0  # keep the k most likely ids; 0 or -1: all
+    top_p: float = 1.0  # keep the smallest set of ids with at least this much probability; 0: the most probable id
     min_p: float = 0.0  # keep ids with at least this share of the best id's probability
     repetition_penalty: float = 1.0  # Keskar et al., arXiv 1909.05858: divides the logits of ids already in the text
     presence_penalty: float = 0.0  # OpenAI's: taken off the logits of ids already in the answer
@@ -59,14 +76,20 @@ class SamplingParams:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         if not isinstance(self.grammar, Grammar | None):
-            raise UsageError(f"grammar must be Grammar.json() or another one, not {quoted(self.grammar)}")
+            raise UsageError(
+                f"grammar must be Grammar.json(), Grammar.json_schema(...) or another one, not {quoted(self.grammar)}"
+            )
         if self.grammar and self.ignore_eos:
             raise UsageError("ignore_eos does not go with a grammar, which says where the answer may end")
         if self.grammar and self.min_tokens:
             raise UsageError("min_tokens does not go with a grammar, which says where the answer may end")
         object.__setattr__(self, "stop", _strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
-        least, most = PENALTIES
+        object.__setattr__(self, "top_k", 0 if self.top_k == NO_LIMIT else self.top_k)
+        object.__setattr__(self, "max_tokens", None if self.max_tokens == NO_LIMIT else self.max_tokens)
+        for name in ("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            check_range(name, getattr(self, name))
+        check_range("logprobs", self.logprobs or 0)
         checks = {
             "max_tokens must be at least 1, or None": self.max_tokens is None or self.max_tokens >= 1,
             f"min_tokens must be from 0 to max_tokens ({self.max_tokens})": (
@@ -75,13 +98,6 @@ class SamplingParams:
             f"temperature must be 0 (greedy) or a number from {LEAST_TEMPERATURE:g}": (
                 self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < float("inf")
             ),
-            "top_k must be 0 (off) or more": self.top_k >= 0,
-            "top_p must be above 0 and at most 1": 0 < self.top_p <= 1,
-            "min_p must be from 0 to 1": 0 <= self.min_p <= 1,
-            f"repetition_penalty must be from {least:g} to {most:g}": least <= self.repetition_penalty <= most,
-            "presence_penalty must be from -2 to 2": -2 <= self.presence_penalty <= 2,
-            "frequency_penalty must be from -2 to 2": -2 <= self.frequency_penalty <= 2,
-            f"logprobs must be from 0 to {MOST_LOGPROBS}, or None": 0 <= (self.logprobs or 0) <= MOST_LOGPROBS,
             "seed must be from 0 to 2^64 - 1": 0 <= (self.seed or 0) < 2**64,
             "index must be from 0 to 2^64 - 1": 0 <= self.index < 2**64,
             "stop_token_ids must be from 0 to 2^31 - 1": all(0 <= id < 2**31 for id in self.stop_token_ids),
@@ -100,7 +116,8 @@ class SamplingParams:
     def for_backend(self, prompt: Sequence[int]) -> Self:
         """As a backend takes them for an answer to these ids: `seed` is the key of its noise."""
         key = noise_key(self.seed or 0, prompt, self.index)
-        return replace(self, seed=key, index=0, temperature=min(self.temperature, MOST_TEMPERATURE))
+        temperature, top_p = min(self.temperature, MOST_TEMPERATURE), max(self.top_p, LEAST_TOP_P)
+        return replace(self, seed=key, index=0, temperature=temperature, top_p=top_p)
 
     @property
     def looks_back(self) -> bool:
@@ -123,6 +140,13 @@ class SamplingParams:
         return value is not None if name == "logprobs" else bool(value)
 
 
+def check_range(name: str, value: float, of: str = "") -> None:
+    """UsageError for a number outside of its range. of: what else the message says of it."""
+    least, most = RANGES[name]
+    if not least <= value <= most:
+        raise UsageError(f"{name} must be from {least} to {most}, not {value:g}{of}")
+
+
 def noise_key(seed: int, prompt: Sequence[int], index: int) -> int:
     """Of the answer number `index` to these ids: 64 bits, BLAKE2b (RFC 7693) of all that it depends on.
 
@@ -143,8 +167,7 @@ def _bias(bias: Mapping[int, float] | Sequence[tuple[int, float]]) -> tuple[tupl
     except (TypeError, ValueError):
         raise UsageError(f"logit_bias must be a dict of ids and biases, not {quoted(bias)}") from None
     for id, value in pairs:
-        if not -MOST_BIAS <= value <= MOST_BIAS:
-            raise UsageError(f"logit_bias must be from {-MOST_BIAS:g} to {MOST_BIAS:g}, not {value:g} for id {id}")
+        check_range("logit_bias", value, f" for id {id}")
     if len(dict(pairs)) < len(pairs):
         raise UsageError("logit_bias names an id twice")
     return tuple(sorted(pairs))

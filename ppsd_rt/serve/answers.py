@@ -15,13 +15,14 @@ from ..pipeline.rounds import Drafted, Logprob
 from ..sampling.params import SamplingParams
 from .admission import Slots
 from .errors import ApiError, from_engine
-from .metrics import draft_tokens
 from .replies import FINISH, PredictionDetails, Usage
 from .service import Service
 
 Event = Committed | Drafted | Completion  # the last one, when an answer has ended by itself
 Emit = Callable[[int, Sequence[Event]], Awaitable[None]]
+Asked = tuple[Sequence[list[int]], Sequence[SamplingParams]]  # prompts, and how each is answered
 
+_UNREAD = 45.0  # seconds for which a client may read nothing
 _LAST_WORDS = 5.0  # seconds to send the end of an answer in, to a client that reads slowly
 _GONE = 499  # as nginx logs it; nobody is there to read it
 
@@ -32,27 +33,24 @@ class Answers:
     def __init__(
         self,
         service: Service,
-        prompts: Sequence[list[int]],
-        params: Sequence[SamplingParams],
+        asked: Callable[[], Awaitable[Asked]],
+        count: int,
         options: RunOptions,
         echo: int | None = None,
         held_by: str = "response_format",
     ) -> None:
-        """echo: before an answer, log-probabilities of its prompt, and of so many of the most probable ids.
+        """asked: gives what is asked, once there is room for so many answers. echo: before an answer, log-probabilities
+        of its prompt, and of so many of the most probable ids.
 
         held_by: the field of the request that a grammar comes from.
         """
         self._service, self._options = service, options
+        self._asked, self._count = asked, count
         self._wanted: list[tuple[list[int], SamplingParams]] = []
-        answered: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
-        for prompt in prompts:
-            same = tuple(prompt)
-            for one in params:
-                self._wanted.append((prompt, replace(one, index=answered[same])))
-                answered[same] += 1
-        self._prompt_tokens = sum(map(len, prompts))
+        self._prompt_tokens = 0
         self._generations: list[Any] = []
         self._ended: ApiError | None = None
+        self._sending = self._sent = 0  # bursts of events
         self._held_by = held_by
         self._echo, self.echoed = echo, dict[tuple[int, ...], Sequence[Logprob | None]]()
         self._preparing: asyncio.Task[None] | None = None
@@ -66,10 +64,11 @@ class Answers:
         noted: gets what the log says of the request.
         Raises ApiError where the server has no room or has ended the answers.
         """
-        with self._service.running(self.end, len(self._wanted)) as slots:
+        with self._service.running(self.end, self._count) as slots:
             work = asyncio.current_task()
             assert work is not None
-            watchers = [asyncio.create_task(self._watch_client(receive)), asyncio.create_task(self._watch_time(work))]
+            watching = self._watch_client(receive), self._watch_time(work), self._watch_reader(work)
+            watchers = [asyncio.create_task(one) for one in watching]
             try:
                 await self._prepared()
                 for prompt, params in self._wanted:
@@ -83,7 +82,8 @@ class Answers:
                 for generation in self._generations:
                     generation.cancel()
                 self.completions = [generation.completion for generation in self._generations]
-                self._note(noted)
+                if self._wanted:
+                    self._note(noted)
         if self._ended is not None:
             raise self._ended
 
@@ -104,7 +104,7 @@ class Answers:
     def usage(self) -> Usage:
         """Each prompt counts once, however many answers it has. While they run: so far."""
         completions = self.completions or [generation.completion for generation in self._generations]
-        drafts = [draft_tokens(completion) for completion in completions]
+        drafts = [self._service.owners.counts(completion) for completion in completions]
         tokens = sum(len(completion.ids) for completion in completions)
         return Usage(
             prompt_tokens=self._prompt_tokens,
@@ -117,8 +117,6 @@ class Answers:
         )
 
     async def _prepared(self) -> None:
-        if self._wanted[0][1].grammar is None and self._echo is None:
-            return
         self._preparing = asyncio.create_task(self._prepare())
         try:
             await asyncio.wait([self._preparing])
@@ -129,6 +127,14 @@ class Answers:
         self._preparing.result()
 
     async def _prepare(self) -> None:
+        prompts, params = await self._asked()
+        answered: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
+        for prompt in prompts:
+            same = tuple(prompt)
+            for one in params:
+                self._wanted.append((prompt, replace(one, index=answered[same])))
+                answered[same] += 1
+        self._prompt_tokens = sum(map(len, prompts))
         grammar = self._wanted[0][1].grammar
         if grammar is not None:
             self.unheld = await self._service.compile(grammar, self._held_by)
@@ -163,7 +169,9 @@ class Answers:
                         metrics.between.observe(now - before)
                     before, first = now, False
                 if emit is not None:
+                    self._sending += 1
                     await emit(index, events)
+                    self._sending, self._sent = self._sending - 1, self._sent + 1
         if emit is not None and generation.completion.finish_reason in FINISH:
             await emit(index, [generation.completion])
 
@@ -179,14 +187,24 @@ class Answers:
         await settings.sleep(_LAST_WORDS)
         work.cancel()
 
+    async def _watch_reader(self, work: "asyncio.Task[Any]") -> None:
+        """What a client does not read is held in memory: events of its answers, which go on meanwhile."""
+        settings, sent = self._service.settings, -1
+        while not (self._sending and self._sent == sent):
+            sent = self._sent
+            await settings.sleep(_UNREAD)
+        self.end(ApiError(_GONE, f"the client has read nothing for {_UNREAD:g} s"))
+        work.cancel()
+
     def _note(self, noted: dict[str, object]) -> None:
         for completion in self.completions:
             self._service.metrics.ended(completion)
-        usage = self.usage()
+        usage, drafts = self.usage(), [completion.statistics for completion in self.completions]
+        accepted = sum(s.accepted + s.copied_accepted for s in drafts)
         noted |= {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
-            "accepted": usage.completion_tokens_details.accepted_prediction_tokens,
-            "rejected": usage.completion_tokens_details.rejected_prediction_tokens,
+            "accepted": accepted,  # of all drafts: the log is the operator's
+            "rejected": sum(s.judged + s.copied_judged + s.dropped for s in drafts) - accepted,
             "finish": ",".join(completion.finish_reason for completion in self.completions),
         }

@@ -1,5 +1,7 @@
 """The paths of the server and what stands after each."""
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -7,18 +9,16 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from .. import __version__
-from ..backend import RunOptions
 from ..errors import PpsdError
-from ..sampling.params import SamplingParams
-from .answers import Answers
+from .answers import Answers, Asked
 from .chat import Chat, ChatShape, as_chat
 from .completions import CompletionShape
-from .errors import AnyErrorReply, ApiError, answer_bug, answer_error
-from .guard import NOTED, Guard, Observe
+from .errors import AnyErrorReply, ApiError, JsonReply, answer_bug, answer_error
+from .guard import KEY, NOTED, Guard, Observe
 from .messages import MessagesRequest, MessagesShape
 from .ollama import add_ollama
 from .page import markdown_response, page_response
@@ -27,6 +27,7 @@ from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, Generat
 from .responses import ResponsesRequest, ResponsesShape, Store
 from .service import Service
 from .shape import EventStream, Shape, unheld_header
+from .strict_requests import StrictRoute
 
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnyErrorReply}, "5XX": {"model": AnyErrorReply}}
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
@@ -56,8 +57,10 @@ def make_paths(service: Service) -> FastAPI:
         version=__version__,
         docs_url=None,  # these pages would load scripts from elsewhere
         redoc_url=None,
+        default_response_class=JsonReply,
         responses=_ERRORS,
     )
+    app.router.route_class = StrictRoute
     for kind in (RequestValidationError, HTTPException, PpsdError):
         app.add_exception_handler(kind, answer_error)
     app.add_exception_handler(Exception, answer_bug)
@@ -71,11 +74,7 @@ def make_paths(service: Service) -> FastAPI:
     @app.post("/v1/completions", responses={200: {"model": CompletionReply, **_STREAM}})
     async def completions(body: CompletionRequest, request: Request) -> Response:
         service.check_model(body.model)
-        body.refuse()
-        service.note(body)
-        ids = [await service.encode(prompt, "prompt") for prompt in body.prompts]
-        params = service.params(body, {}, service.grammar(body))
-        return await _answer(service, body, request, CompletionShape(service, body), ids, params, body.echoes)
+        return await _complete(service, body, request)
 
     store = Store()
 
@@ -117,15 +116,17 @@ def make_paths(service: Service) -> FastAPI:
         service.check_model(name)
         return _model(service)
 
-    @app.post("/tokenize", response_model_exclude_none=True)
-    async def tokenize(body: TokenizeRequest) -> TokenizeReply:
+    @app.post("/tokenize", responses={200: {"model": TokenizeReply}})
+    async def tokenize(body: TokenizeRequest) -> Response:
         service.check_model(body.model)
         return await _tokenize(service, body)
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> DetokenizeReply:
         service.check_model(body.model)
-        return DetokenizeReply(prompt=service.engine.tokenizer.decode(body.tokens, skip_special_tokens=False))
+        service.check_count(len(body.tokens))
+        decode = partial(service.engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return DetokenizeReply(prompt=await service.aside(decode, len(body.tokens)))
 
     @app.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
@@ -141,7 +142,7 @@ def make_paths(service: Service) -> FastAPI:
             running=admission.running,
             acceptance_by_day=service.metrics.by_day(),
         )
-        return JSONResponse(said.model_dump(), 200 if said.status == "ok" else 503)
+        return JsonReply(said.model_dump(), 200 if said.status == "ok" else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -153,8 +154,22 @@ def make_paths(service: Service) -> FastAPI:
 
 
 async def answer_chat(service: Service, chat: Chat, request: Request, shape: Shape) -> Response:
-    ids = await chat.encode()
-    return await _answer(service, chat.request, request, shape, [ids], chat.params())
+    async def asked() -> Asked:
+        return [await chat.encode()], chat.params()
+
+    return await _answer(service, chat.request, request, shape, asked, 1)
+
+
+async def _complete(service: Service, body: CompletionRequest, request: Request) -> Response:
+    body.refuse()
+    service.note(body)
+
+    async def asked() -> Asked:
+        ids = [await service.encode(prompt, "prompt") for prompt in body.prompts]
+        return ids, service.params(body, {}, service.grammar(body))
+
+    shape, count = CompletionShape(service, body), len(body.prompts)
+    return await _answer(service, body, request, shape, asked, count, body.echoes)
 
 
 async def _answer(
@@ -162,37 +177,41 @@ async def _answer(
     body: Generate,
     request: Request,
     shape: Shape,
-    prompts: list[list[int]],
-    params: list[SamplingParams],
+    asked: Callable[[], Awaitable[Asked]],
+    prompts: int,
     echo: int | None = None,
 ) -> Response:
-    drafts, owner = bool(body.return_tokens and body.stream), service.owner(body.user)
-    options = RunOptions(report_drafts=drafts, owner=owner, kept=body.store is not False)
+    shows_drafts = bool(body.return_tokens and body.stream)
+    options = service.owners.options(request.scope[KEY], body.user, body.store is not False, shows_drafts)
     held_by = "tools" if getattr(body, "tools", None) else "response_format"
-    shape.answers = answers = Answers(service, prompts, params, options, echo, held_by)
+    shape.answers = answers = Answers(service, asked, prompts * (body.n or 1), options, echo, held_by)
     noted = request.scope[NOTED]
     if body.stream:
         return EventStream(answers, shape, noted)
     await answers.run(None, request.receive, noted)
     whole, headers = shape.whole(answers), unheld_header(answers)
-    if isinstance(whole, dict):
-        return JSONResponse({**whole, **shape.unheld()}, headers=headers)
-    if answers.unheld:
-        return JSONResponse({**whole.model_dump(), **shape.unheld()}, headers=headers)
-    return Response(whole.model_dump_json(), media_type="application/json")
+    said = whole if isinstance(whole, dict) else whole.model_dump()
+    return JsonReply({**said, **shape.unheld()}, headers=headers)
 
 
-async def _tokenize(service: Service, body: TokenizeRequest) -> TokenizeReply:
+async def _tokenize(service: Service, body: TokenizeRequest) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give a prompt, or messages: one of the two", "invalid_value", "prompt")
     if body.prompt is not None:
-        ids = await service.tokenize(body.prompt, body.add_special_tokens is not False)
+        encode = partial(service.engine.tokenizer.encode, add_special_tokens=body.add_special_tokens is not False)
+        ids = await service.aside(partial(encode, body.prompt), len(body.prompt))
     else:
         known = body.model_dump(include=set(ChatRequest.model_fields) & body.model_fields_set, exclude_none=True)
         ids = await Chat(service, as_chat(known)).encode()
-    tokenizer = service.engine.tokenizer
-    strings = [tokenizer.id_to_token(id) or "" for id in ids] if body.return_token_strs else None
-    return TokenizeReply(count=len(ids), max_model_len=service.context, tokens=ids, token_strs=strings)
+
+    def said() -> Response:
+        tokenizer = service.engine.tokenizer
+        strings = [tokenizer.id_to_token(id) or "" for id in ids] if body.return_token_strs else None
+        reply = TokenizeReply(count=len(ids), max_model_len=service.context, tokens=ids, token_strs=strings)
+        return Response(reply.model_dump_json(exclude_none=True), media_type="application/json")
+
+    reply: Response = await service.aside(said, len(ids))  # millions of them take seconds
+    return reply
 
 
 def _model(service: Service) -> Model:

@@ -10,61 +10,63 @@ from typing import Any
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from ..chat.reader import Piece, Reader, message_of
+from ..chat.tools import Tools
+from ..errors import UsageError
 from ..generation import Completion
 from ..pipeline.rounds import Logprob
-from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams
 from .answers import Answers
+from .errors import from_engine, refused
 from .logprobs import ChatLogprobs, chat_logprobs
-from .reader import Blocks, Piece, Reader
-from .replies import FINISH, ChatChoice, ChatFinish, ChatMessage, ChatReply, FunctionCall, ToolCall
+from .replies import FINISH, ChatChoice, ChatFinish, ChatMessage, ChatReply
 from .requests import ChatRequest
 from .service import Service
 from .shape import OpenAIShape, reported
-from .tools import Tools
 
 
 class Chat:
     """What a request asks of the engine."""
 
-    def __init__(self, service: Service, request: ChatRequest) -> None:
-        """ApiError for what is not done here."""
+    def __init__(self, service: Service, request: ChatRequest, raw: str | None = None) -> None:
+        """raw: the prompt, in place of the messages. ApiError for what is not done here."""
         request.refuse()
         service.note(request)
-        self.request, self.tools = request, Tools.of(request)
-        self._service, self._prompt = service, service.prompt
+        shown = [tool.function for tool in request.tools or () if tool.function is not None]
+        self.request, functions = request, [one.model_dump(exclude_none=True) for one in shown]
+        try:
+            self.tools = Tools.of(functions, request.tool_choice, request.parallel_tool_calls)
+        except UsageError as error:
+            raise from_engine(error, {"tool_choice": "tool_choice"}) from error
+        self._service, self._prompt, self._raw = service, service.prompt, raw
         self._inside = False
 
     async def encode(self) -> list[int]:
         """Token ids of the prompt."""
+        if self._raw is not None:
+            return await self._service.encode(self._raw, "prompt")
         request, settings = self.request, self._service.settings
         goes_on = request.continue_final_message or request.add_generation_prompt is False
         goes_on = goes_on or bool(request.messages[-1].prefix)
 
+        variables, messages = request.template_variables, [message.for_prompt() for message in request.messages]
+
         def made() -> list[int]:
-            variables, plain = request.template_variables, settings.plain_contents
-            text = self._prompt.text(request.messages, self.tools, variables, not goes_on, plain)
-            self._inside = self._prompt.thinks and text.rstrip().endswith("<think>")
+            text = self._prompt.text(messages, self.tools, variables, not goes_on, settings.plain_contents)
+            self._service.check_length(text)
+            self._inside = self._prompt.inside(text)
             return self._prompt.ids(text)
 
-        return await self._service.encode(made, "messages")
+        return await self._service.encode(made, "messages", len(repr((messages, self.tools, variables))))
 
     def params(self) -> list[SamplingParams]:
         """Of each answer; `encode` comes first."""
-        request, service, tools = self.request, self._service, self.tools
-        tokenizer, syntax = service.engine.tokenizer, self._prompt.syntax
-        grammar, schema = service.grammar(request), None
-        if grammar is not None and grammar.kind == "json_schema":
-            schema = grammar.schema()
-        if lark := tools.grammar(syntax, tokenizer, self._inside, schema):
-            grammar = Grammar.lark(lark)
-        shows = bool(tools.functions) and any(tokenizer.token_to_id(m) in tokenizer.special_ids for m in syntax.marks)
-        names = {"max_tokens": "max_completion_tokens" if request.max_completion_tokens else "max_tokens"}
-        return service.params(request, names, grammar, shows)
+        names = {"max_tokens": "max_completion_tokens" if self.request.max_completion_tokens else "max_tokens"}
+        params = self._service.params(self.request, names, self._service.grammar(self.request))
+        return [self._prompt.held(one, self.tools, self._inside) for one in params]
 
     def reader(self) -> Reader:
-        syntax = self._prompt.syntax if self.tools.functions else None
-        return Reader(syntax, self.tools.names, self._prompt.thinks, self._inside)
+        return self._prompt.reader(self.tools, self._inside)
 
     def read(self, completion: Completion) -> list[Piece]:
         """All of an answer."""
@@ -90,7 +92,7 @@ class ChatShape(OpenAIShape):
         return ChatReply(id=self.id, created=self._created, model=self._model, choices=choices, usage=answers.usage())
 
     def _choice(self, index: int, completion: Completion) -> ChatChoice:
-        message = message_of(self._chat.read(completion))
+        message = ChatMessage(**message_of(self._chat.read(completion)))
         finish = self._finish(completion, len(message.tool_calls or ()))
         if message.tool_calls and self._by_functions:
             message.function_call, message.tool_calls = message.tool_calls[0].function, None
@@ -141,25 +143,15 @@ class ChatShape(OpenAIShape):
         return chat_logprobs(self._tokenizer, chosen)
 
 
-def message_of(pieces: Sequence[Piece]) -> ChatMessage:
-    blocks = Blocks()
-    for _ in blocks.add(pieces, last=True):
-        pass
-    said, thought = ("".join(one.text for one in blocks.all if one.kind == kind) for kind in ("said", "thought"))
-    calls = [
-        ToolCall(id=one.id, function=FunctionCall(name=one.name, arguments=one.text))
-        for one in blocks.all
-        if one.kind == "call"
-    ]
-    content = said if said or not calls else None
-    return ChatMessage(content=content, reasoning_content=thought or None, tool_calls=calls or None)
-
-
 def as_chat(body: dict[str, Any]) -> ChatRequest:
     """What a request of another protocol has become. Errors name fields of a chat."""
     given = {name: value for name, value in body.items() if value is not None}
     try:
-        return ChatRequest.model_validate(given)
+        made = ChatRequest.model_validate(given)
     except ValidationError as error:
         found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
         raise RequestValidationError(found, body=given) from None
+    for name, asked in (("n", made.n not in (None, 1)), ("logprobs", made.logprobs)):
+        if asked:
+            raise refused(name, "ask /v1/chat/completions for that")
+    return made

@@ -12,8 +12,10 @@ from starlette.responses import JSONResponse, Response
 
 from ..errors import GrammarFailed, PpsdError, UsageError
 from ..printable import printable, shortened
+from ..strict_json import written
 
 _LONGEST = 1000  # characters of a message
+_MOST_ERRORS = 100  # of a request that are looked at
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
 
 
@@ -32,6 +34,13 @@ class AnyErrorReply(BaseModel):
     """Ollama's clients get a text."""
 
     error: ErrorBody | str
+
+
+class JsonReply(JSONResponse):
+    """Every reply that is JSON, errors among them."""
+
+    def render(self, content: Any) -> bytes:
+        return written(content).encode()
 
 
 class ApiError(HTTPException):
@@ -84,26 +93,27 @@ async def answer_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
         error = _from_framework(request, error)
     assert isinstance(error, ApiError)
-    return JSONResponse(error.reply_at(request.url.path), error.status_code, error.headers)
+    return JsonReply(error.reply_at(request.scope["path"]), error.status_code, error.headers)
 
 
 async def answer_bug(request: Request, error: Exception) -> Response:
     """The traceback goes to the log, and not to the client."""
     bug = ApiError(500, "the server has failed; its log says more", "internal_error")
-    return JSONResponse(bug.reply().model_dump(), 500)
+    return JsonReply(bug.reply().model_dump(), 500)
 
 
 def _from_framework(request: Request, error: HTTPException) -> ApiError:
+    path = request.scope["path"]
     said = {
-        404: f"there is no {request.method} {request.url.path}",
-        405: f"{request.url.path} does not take {request.method}",
+        404: f"there is no {request.method} {path}",
+        405: f"{path} does not take {request.method}",
     }
     return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), headers=error.headers)
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:
     """Of the field that comes first. A union has errors of each branch: the one whose type was right says most."""
-    errors = error.errors()
+    errors = error.errors()[:_MOST_ERRORS]
     path = _path(errors[0], error.body)
     same = [one for one in errors if _path(one, error.body).startswith(path)]
     first = max(same, key=lambda one: (not one["type"].endswith("_type"), len(_path(one, error.body))))
@@ -111,7 +121,7 @@ def _from_validation(error: RequestValidationError) -> ApiError:
     if kind == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']} (character {first['loc'][-1]})")
     if not param:
-        return ApiError(400, "the body must be a JSON object, sent as application/json")
+        return ApiError(400, "the body must be a JSON object, sent with the header Content-Type: application/json")
     if kind == "missing":
         return ApiError(400, f"Missing required parameter: '{param}'", "missing_required_parameter", param)
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"

@@ -1,8 +1,10 @@
-"""Around every request: its id, its line in the log, its share of the metrics; its API key; a body that is small."""
+"""Around every request: its id, its line in the log, its share of the metrics; its key and host; a small body."""
 
 import asyncio
 import hmac
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -12,6 +14,7 @@ from .errors import ApiError, answer_error
 from .service import Service
 from .settings import Settings
 
+KEY = "ppsd.key"  # key of the scope: the API key that a request has brought, or an empty text
 _OPEN = ("/", "/markdown-it.js", "/health")  # the page asks for the key itself
 
 
@@ -26,7 +29,7 @@ class Guard:
             scope = {**scope, "method": "GET"}  # the network leaves the body out
         request = Request(scope := _as_json(scope))
         try:
-            self._check_key(request)
+            scope[KEY] = self._key_of(request)
             body = _Body(receive, self._settings)
             body.check(int(request.headers.get("content-length", 0)))
             try:
@@ -37,23 +40,46 @@ class Guard:
             await (await answer_error(request, error))(scope, receive, send)
         return None
 
-    def _check_key(self, request: Request) -> None:
-        key = self._settings.api_key
-        if key is None or request.url.path in _OPEN:
-            return
+    def _key_of(self, request: Request) -> str:
+        """By the path that is routed: that of `request.url` is made from what the client calls this host."""
+        if not self._settings.keys:
+            self._check_host(request)
+        if not self._settings.keys or request.scope["path"] in _OPEN:
+            return ""
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if "x-api-key" in request.headers:  # Anthropic's clients
             kind, given = "bearer", request.headers["x-api-key"]
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
+        sent = given.strip().encode("latin-1")
+        same = [key for key in self._settings.keys if hmac.compare_digest(sent, key.encode())]
+        if kind.lower() != "bearer" or not same:
             message = "a wrong API key, or none: send the header Authorization: Bearer KEY"
             raise ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        return same[0]
+
+    def _check_host(self, request: Request) -> None:
+        """A page of another site could have its name lead here, and ask as if it were this server's (DNS rebinding)."""
+        for given in request.headers.getlist("host"):
+            if self._settings.host is not None and not _is_ours(given, self._settings.host):
+                message = (
+                    f"this server is not {given!r}: ask by its address, or start it with --host NAME or an API key"
+                )
+                raise ApiError(403, message, "wrong_host")
+
+
+def _is_ours(given: str, host: str) -> bool:
+    """given: of a Host header, the port with it."""
+    try:
+        name = (urlsplit(f"//{given}").hostname or "").rstrip(".")
+        return name in (host.lower(), "localhost") or name.endswith(".localhost") or bool(ip_address(name))
+    except ValueError:
+        return False
 
 
 def _as_json(scope: Scope) -> Scope:
-    """Ollama takes a body for JSON whatever its type, as its documentation sends it by curl. Not from another site's
-    page, which could send it without asking for leave then: browsers name their origin."""
+    """A body is JSON whatever its type says, as curl sends it. Not from another site's page, which could send it
+    without asking for leave then: browsers name their origin."""
     headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
-    if not scope["path"].startswith("/api/") or any(name == b"origin" for name, _ in headers):
+    if any(name == b"origin" for name, _ in headers):
         return scope
     return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
 
@@ -97,6 +123,7 @@ class _Body:
 
 NOTED = "ppsd.noted"  # key of the scope: what the log says of the request besides
 _PATHS = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health", "/metrics", "/"}
+_PROBED = {"/health", "/metrics"}  # their lines would fill the log
 _PATHS |= {"/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/detokenize"}
 
 
@@ -124,4 +151,5 @@ class Observe:
             path, seconds = scope["path"] if scope["path"] in _PATHS else "other", clock() - begin
             self._service.metrics.request(path, status, seconds)
             said = {"id": id, "method": scope["method"], "path": path, "status": status, "seconds": round(seconds, 4)}
-            self._service.settings.log("request", **said, **noted)
+            if path not in _PROBED or status != 200:
+                self._service.settings.log("request", **said, **noted)

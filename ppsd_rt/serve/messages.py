@@ -7,36 +7,35 @@ from uuid import uuid4
 
 from pydantic import Field
 
+from ..chat.reader import Block, Blocks
 from .answers import Answers, Event
 from .chat import Chat
 from .errors import ApiError, refused
 from .one_answer import OneAnswerShape
-from .reader import Block, Blocks
 from .replies import FINISH
-from .requests import Json, Lenient, Text, Tokens, Whole
+from .requests import Json, Lenient, Limit, Numbers, Text
 from .service import Service
 from .shape import event_line
 
 
 class AnthropicMessage(Lenient):
     role: Literal["user", "assistant", "system"]
-    content: str | list[Json]
+    content: str | Annotated[list[Json], Field(fail_fast=True)]
 
 
-class MessagesRequest(Lenient):
+class MessagesRequest(Numbers):
     model: str | None = None
-    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
-    max_tokens: Tokens | None = None  # count_tokens has none
-    system: str | list[Json] | None = None
-    tools: list[Json] | None = None
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
+    max_tokens: Limit | None = None  # count_tokens has none
+    system: str | Annotated[list[Json], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[Json], Field(fail_fast=True)] | None = None
     tool_choice: Json | None = None
-    stop_sequences: Annotated[list[Text], Field(max_length=16)] | None = None
+    stop_sequences: Annotated[list[Text], Field(max_length=16, fail_fast=True)] | None = None
     stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=0)] | None = None
     thinking: Json | None = None
     metadata: Json | None = None
+    output_format: Json | None = None
+    output_config: Json | None = None
 
     def chat(self) -> Json:
         """A body for /v1/chat/completions."""
@@ -56,14 +55,15 @@ class MessagesRequest(Lenient):
             kind = {"type": "function", "function": {"name": choice.get("name")}}
         return {
             **(self.model_extra or {}),
-            **{name: getattr(self, name) for name in ("stream", "temperature", "top_p", "top_k", "thinking")},
+            **{name: getattr(self, name) for name in ("stream", "thinking", *Numbers.model_fields)},
             "messages": [*system, *said],
             "user": (self.metadata or {}).get("user_id"),
             "max_tokens": self.max_tokens,
             "tools": tools or None,
-            "tool_choice": kind if tools else None,
+            "tool_choice": kind,
             "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
             "stop": self.stop_sequences or None,
+            "response_format": self.output_format or (self.output_config or {}).get("format"),
             "continue_final_message": self.messages[-1].role == "assistant",
         }
 
@@ -82,7 +82,7 @@ def _messages(message: AnthropicMessage, number: int) -> list[Json]:
             function = {"name": block.get("name"), "arguments": block.get("input") or {}}
             calls.append({"id": block.get("id"), "function": function})
         elif kind == "thinking":
-            thoughts.append(block.get("thinking") or "")
+            thoughts.append(_text([{"type": "text", "text": block.get("thinking")}], where))
         elif kind != "redacted_thinking":
             texts.append(_text([block], where))
     made: Json = {"role": message.role, "content": "".join(texts), "tool_calls": calls or None}
@@ -91,12 +91,13 @@ def _messages(message: AnthropicMessage, number: int) -> list[Json]:
     return [*results, *([made] if texts or calls or not results else [])]
 
 
-def _text(content: str | list[Json], where: str) -> str:
+def _text(content: Any, where: str) -> str:
     if isinstance(content, str):
         return content
-    for block in content:
-        if block.get("type") != "text" or not isinstance(block.get("text"), str):
-            raise refused(where, f"this server reads text, and no {block.get('type')!r}")
+    for block in content if isinstance(content, list) else [content]:
+        if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
+            kind = block.get("type") if isinstance(block, dict) else block
+            raise refused(where, f"this server reads text, and no {kind!r}")
     return "".join(block["text"] for block in content)
 
 
@@ -147,11 +148,7 @@ def _usage(answers: Answers) -> Json:
 
 def _content(block: Block) -> Json:
     if block.kind == "call":
-        try:
-            given = json.loads(block.text or "{}")
-        except ValueError:  # cut off by max_tokens
-            given = {}
-        return {"type": "tool_use", "id": block.id, "name": block.name, "input": given}
+        return {"type": "tool_use", "id": block.id, "name": block.name, "input": json.loads(block.text or "{}")}
     if block.kind == "thought":
         return {"type": "thinking", "thinking": block.text, "signature": ""}
     return {"type": "text", "text": block.text}

@@ -16,9 +16,15 @@ _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 class Metrics:
     """One registry for each server, so that several can be in one process."""
 
-    def __init__(self, admission: Admission, days: Callable[[], Mapping[str, Sequence[int]]] = dict) -> None:
-        """days: of each, how many drafts of the exit head were judged, and how many were right."""
-        self._days = days
+    def __init__(
+        self,
+        admission: Admission,
+        drafts: Callable[[Completion], tuple[int, int]],
+        days: Callable[[], Mapping[str, Sequence[int]]],
+    ) -> None:
+        """drafts: those of an answer that clients may hear of, accepted and rejected. days: of each, how many drafts of
+        the exit head were judged, and how many were right."""
+        self._told, self._days = drafts, days
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._requests = Counter("ppsd_requests", "HTTP requests", ["path", "status"], registry=registry)
@@ -48,7 +54,7 @@ class Metrics:
         self._seconds.labels(path).observe(seconds)
 
     def ended(self, completion: Completion) -> None:
-        accepted, rejected = draft_tokens(completion)
+        accepted, rejected = self._told(completion)
         self._answers.labels(completion.finish_reason).inc()
         self._prompt.inc(len(completion.prompt_ids))
         self._tokens.inc(len(completion.ids))
@@ -64,10 +70,3 @@ class Metrics:
         for day, share in self.by_day().items():
             self._by_day.labels(day).set(share)
         return generate_latest(self._registry)
-
-
-def draft_tokens(completion: Completion) -> tuple[int, int]:
-    """How many draft tokens are in the answer, and how many were drawn in vain, those dropped unjudged included."""
-    s = completion.statistics
-    accepted = s.accepted + s.copied_accepted
-    return accepted, s.judged + s.copied_judged - accepted + s.dropped

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from ..chat.reader import Piece, Reader
 from ..generation import Committed, Completion
 from .answers import Event
 from .chat import Chat
-from .reader import Piece, Reader
 from .service import Service
 from .shape import Shape
 

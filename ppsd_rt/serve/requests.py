@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from ..chat.tools import NAME
+from ..sampling.params import NO_LIMIT, RANGES
 from .errors import ApiError, refused
 
-MOST_CHOICES = 16
 MOST_STOPS = 16
 
 
@@ -23,7 +24,41 @@ def _whole(value: object) -> object:
 
 Whole = Annotated[int, BeforeValidator(_whole)]
 Id = Annotated[Whole, Field(ge=0, lt=2**31)]
-Tokens = Annotated[Whole, Field(ge=1, lt=2**31)]
+
+
+def _all_whole(value: object) -> object:
+    """The same of a list, which may have millions: at once, where any is no whole number as it stands."""
+    return [*map(_whole, value)] if isinstance(value, list) and float in set(map(type, value)) else value
+
+
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True), BeforeValidator(_all_whole)]
+Some = Annotated[Ids, Field(min_length=1)]
+
+
+def within(name: str) -> Any:
+    """The range of a number."""
+    least, most = RANGES[name]
+    return Field(ge=least, le=most)
+
+
+def _first_wrong(given: object) -> object:
+    """Of biases: as of lists the first error is enough."""
+    if not isinstance(given, dict):
+        return given
+    least, most = RANGES["logit_bias"]
+    wrong = (
+        id
+        for id, bias in given.items()
+        if not (id.isdecimal() and len(id) < 10 and type(bias) in (int, float) and least <= bias <= most)
+    )
+    return given if (id := next(wrong, None)) is None else {id: given[id]}
+
+
+Biases = Annotated[
+    dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, within("logit_bias")]],
+    BeforeValidator(_first_wrong),
+]
+Limit = Annotated[Whole, within("max_tokens")]
 Text = Annotated[str, Field(min_length=1)]
 Json = dict[str, Any]
 
@@ -36,18 +71,35 @@ _ALIASES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens", "
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
     "bad_words": ([],),
+    "chat_template": ("",),
+    "container": ("",),
+    "context": ([],),
+    "conversation": (),
+    "documents": ([],),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
     "grammar": ("",),
+    "image_data": ([],),
+    "images": ([],),
     "length_penalty": (1,),
     "logits_processors": ([],),
+    "lora": ([],),
+    "mcp_servers": ([],),
     "mirostat": (0,),
     "modalities": (["text"],),
+    "n_probs": (0,),
+    "prompt": ("",),
     "prompt_logprobs": (0, False),
+    "raw": (False,),
+    "repeat_last_n": (NO_LIMIT,),
+    "suffix": ("",),
+    "t_max_predict_ms": (0, NO_LIMIT),
+    "template": ("",),
     "tfs_z": (1,),
-    "thinking_token_budget": (-1,),
+    "thinking_token_budget": (NO_LIMIT,),
     "top_a": (0,),
     "top_n_sigma": (0, -1),
+    "truncate_prompt_tokens": (NO_LIMIT,),
     "typical_p": (1,),
     "use_beam_search": (False,),
     "web_search_options": ({},),
@@ -57,11 +109,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _HARMLESS = {"metadata", "service_tier", "prediction", "prompt_cache_key", "prompt_cache_retention"}
 _HARMLESS |= {"safety_identifier", "verbosity", "cache_prompt", "reasoning_effort", "spaces_between"}
 _HARMLESS |= {"include_obfuscation", "request_id", "priority", "parallel_tool_calls", "strict", "name", "id", "index"}
-_HARMLESS |= {"include", "truncation", "thinking", "reasoning", "enable_thinking", "type"}
+_HARMLESS |= {"include", "truncation", "thinking", "reasoning", "enable_thinking", "type", "context_management"}
+_HARMLESS |= {"keep_alive", "truncate", "shift", "think", "num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu"}
+_HARMLESS |= {"num_thread", "numa", "low_vram", "use_mmap", "use_mlock", "f16_kv", "penalize_newline"}
+_HARMLESS |= {"mirostat_tau", "mirostat_eta"}
 
 
 class Lenient(BaseModel):
-    """Takes unknown fields, too."""
+    """Takes unknown fields, too. Of a list the first error says enough: there may be 100,000 of them (fail_fast)."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
@@ -105,8 +160,8 @@ class Message(Lenient):
     """With function_call and the role function, as before there were tools, it becomes one of today."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[Part] | None = None
-    tool_calls: list[ToolCall] | None = None
+    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
     function_call: Called | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -122,15 +177,16 @@ class Message(Lenient):
             self.tool_calls = [ToolCall(id="", function=self.function_call)]
         return self
 
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, list):
-            return "".join(part.text or part.refusal or "" for part in self.content)
-        return self.content or self.refusal or ""
+    def for_prompt(self) -> Json:
+        """As `ChatPrompt.text` takes it."""
+        said = self.model_dump(include={"role", "name", "reasoning_content", "tool_call_id", "tool_calls"})
+        parts = self.content if isinstance(self.content, list) else ()
+        text = "".join(part.text or part.refusal or "" for part in parts)
+        return said | {"content": text or (self.content if isinstance(self.content, str) else self.refusal) or ""}
 
 
 class Function(Lenient):
-    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_.:/-]{1,128}$")]
+    name: Annotated[str, Field(pattern=NAME)]
     description: str | None = None
     parameters: Json | None = None
     strict: bool | None = None
@@ -143,39 +199,42 @@ class Tool(Lenient):
     function: Function | None = None
 
 
-class Generate(Lenient):
+class Numbers(Lenient):
+    """How tokens are chosen: of every dialect."""
+
+    temperature: Annotated[float, within("temperature")] | None = None
+    top_p: Annotated[float, within("top_p")] | None = None
+    top_k: Annotated[Whole, within("top_k"), Field(description="0 or -1: all")] | None = None
+    n: Annotated[Whole, within("n")] | None = None
+
+
+class Generate(Numbers):
     """What both kinds of request have."""
 
     model: str | None = None
     user: str | None = None
-    max_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63, description="-1: none")] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    max_tokens: Limit | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
+    seed: Annotated[Whole, within("seed"), Field(description="-1: none")] | None = None
+    presence_penalty: Annotated[float, within("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, within("frequency_penalty")] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
-        None
-    )
+    logit_bias: Biases | None = None
     response_format: Annotated[Json, Field(description=_FORMATS)] | None = None
     store: Annotated[bool, Field(description="false: --learn keeps nothing of it")] | None = None
     # ours
-    top_k: Annotated[Whole, Field(ge=-1, lt=2**31, description="0 or -1: all")] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    min_tokens: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
+    min_p: Annotated[float, within("min_p")] | None = None
+    repetition_penalty: Annotated[float, within("repetition_penalty")] | None = None
+    min_tokens: Annotated[Whole, within("min_tokens")] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[Id], Field(max_length=MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[list[Id], Field(max_length=MOST_STOPS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     structured_outputs: Json | None = None
     guided_json: str | Json | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
     json_schema: Json | None = None  # llama.cpp's
     unbounded_json: Annotated[bool, Field(description="numbers and white space without end")] | None = None
@@ -234,22 +293,28 @@ class Generate(Lenient):
         """ApiError for what is set and not done here. Values that ask for nothing are taken."""
         if self.stream_options is not None and not self.stream:
             raise refused("stream_options", "it goes with stream: true")
-        for name, value in (self.model_extra or {}).items():
-            if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
+        others = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        if self.repetition_penalty in (None, 1) and not (self.presence_penalty or self.frequency_penalty):
+            others.pop("repeat_last_n", None)  # a window of nothing
+        for name, value in others.items():
+            if name in _NEUTRAL and value not in _NEUTRAL[name]:
                 raise refused(name, "this server cannot do that")
-        if self.max_tokens == 0 and not getattr(self, "echo", False):
-            raise ApiError(400, "Invalid value for 'max_tokens': should be at least 1", "invalid_value", "max_tokens")
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name, None) == 0 and not getattr(self, "echo", False):
+                raise ApiError(400, f"Invalid value for '{name}': should be at least 1, or -1", "invalid_value", name)
 
 
 class ChatRequest(Generate):
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Tokens | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    top_logprobs: Annotated[Whole, within("logprobs")] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
-    functions: list[Function] | None = None  # what tools were called before there were tools
+    functions: Annotated[list[Function], Field(fail_fast=True)] | None = (
+        None  # what tools were called before there were tools
+    )
     function_call: str | Json | None = None
     # ours
     add_generation_prompt: bool | None = None
@@ -274,7 +339,7 @@ class ChatRequest(Generate):
     @property
     def most_tokens(self) -> int | None:
         given = self.max_completion_tokens or self.max_tokens
-        return None if given == -1 else given
+        return None if given == NO_LIMIT else given
 
     @property
     def template_variables(self) -> Json:
@@ -290,6 +355,8 @@ class ChatRequest(Generate):
     def refuse(self) -> None:
         super().refuse()
         for number, message in enumerate(self.messages):
+            if (message.model_extra or {}).get("images"):
+                raise refused(f"messages[{number}].images", "this server reads text, and no images")
             if message.content is None and message.role != "assistant":
                 where = f"messages[{number}].content"
                 raise ApiError(400, f"Missing required parameter: '{where}'", "missing_required_parameter", where)
@@ -302,15 +369,15 @@ class ChatRequest(Generate):
 class CompletionRequest(Generate):
     prompt: (
         str
-        | Annotated[list[str], Field(min_length=1)]
-        | Annotated[list[Id], Field(min_length=1)]
-        | Annotated[list[Annotated[list[Id], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | Some
+        | Annotated[list[Some], Field(min_length=1, fail_fast=True)]
     )
     logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
     # refused
     suffix: str | None = None
-    best_of: Whole | None = None
+    best_of: Annotated[Whole, within("best_of")] | None = None
 
     @property
     def most_probable(self) -> int | None:
@@ -318,7 +385,7 @@ class CompletionRequest(Generate):
 
     @property
     def most_tokens(self) -> int | None:
-        return 16 if self.max_tokens is None else None if self.max_tokens == -1 else self.max_tokens
+        return 16 if self.max_tokens is None else None if self.max_tokens == NO_LIMIT else self.max_tokens
 
     @property
     def echoes(self) -> int | None:
@@ -335,7 +402,7 @@ class CompletionRequest(Generate):
         super().refuse()
         if self.suffix:
             raise refused("suffix", "this server only continues a text")
-        if self.best_of not in (None, 1, self.n):
+        if self.best_of not in (None, 0, 1, self.n):
             raise refused("best_of", "every answer is returned: leave it out, or give what n is")
 
 
@@ -344,10 +411,10 @@ class TokenizeRequest(Lenient):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Json | None = None
@@ -355,4 +422,4 @@ class TokenizeRequest(Lenient):
 
 class DetokenizeRequest(Lenient):
     model: str | None = None
-    tokens: list[Id]
+    tokens: Ids

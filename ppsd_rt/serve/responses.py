@@ -7,13 +7,13 @@ from uuid import uuid4
 
 from pydantic import Field
 
+from ..chat.reader import Block, Blocks
 from .answers import Answers, Event
 from .chat import Chat
 from .errors import ApiError, refused
 from .one_answer import OneAnswerShape
-from .reader import Block, Blocks
 from .replies import FINISH, Usage
-from .requests import Json, Lenient, Tokens, Whole
+from .requests import Json, Limit, Numbers, Whole, within
 from .service import Service
 from .shape import event_line
 
@@ -21,26 +21,27 @@ _MOST_STORED = 1000
 _MOST_CHARACTERS = 64 << 20
 
 
-class ResponsesRequest(Lenient):
+class ResponsesRequest(Numbers):
     model: str | None = None
-    input: str | Annotated[list[Json], Field(min_length=1)]
+    input: str | Annotated[list[Json], Field(min_length=1, fail_fast=True)]
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[Json] | None = None
+    tools: Annotated[list[Json], Field(fail_fast=True)] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: Tokens | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    max_output_tokens: Limit | None = None
+    top_logprobs: Annotated[Whole, within("logprobs")] | None = None
     text: Json | None = None
     reasoning: Json | None = None
     stream: bool | None = None
     store: bool | None = None
     metadata: Json | None = None
     background: bool | None = None
+    include: list[str] | None = None
 
     def refuse(self) -> None:
+        if "message.output_text.logprobs" in (self.include or ()):
+            raise refused("include", "ask /v1/chat/completions for log-probabilities")
         if self.background:
             raise refused("background", "this server answers at once")
         if self.top_logprobs:
@@ -48,7 +49,7 @@ class ResponsesRequest(Lenient):
 
     def chat(self, before: list[Json]) -> Json:
         """A body for /v1/chat/completions. before: messages of the responses that this one follows."""
-        same = ("temperature", "top_p", "stream", "parallel_tool_calls", "store", "reasoning")
+        same = ("stream", "parallel_tool_calls", "store", "reasoning", *Numbers.model_fields)
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         shown = ("name", "description", "parameters", "strict")
@@ -58,7 +59,7 @@ class ResponsesRequest(Lenient):
             if tool.get("type") == "function"  # of others no model is told
         ]
         form = (self.text or {}).get("format") or {"type": "text"}
-        if form.get("type") == "json_schema":
+        if isinstance(form, dict) and form.get("type") == "json_schema":
             form = {"type": "json_schema", "json_schema": form}
         return {
             **(self.model_extra or {}),
@@ -66,7 +67,7 @@ class ResponsesRequest(Lenient):
             "messages": [*first, *before, *_messages(items)],
             "max_completion_tokens": self.max_output_tokens,
             "tools": tools or None,
-            "tool_choice": self.tool_choice if tools else None,
+            "tool_choice": self.tool_choice,
             "response_format": form,
         }
 
@@ -127,7 +128,7 @@ class ResponsesShape(OneAnswerShape):
     def __init__(self, service: Service, request: ResponsesRequest, chat: Chat, store: Store) -> None:
         super().__init__(service, chat)
         self.id, self._created = f"resp_{uuid4().hex}", int(service.settings.now())
-        self._request, self._store = request, store
+        self._request, self._store, self._sampling = request, store, {"top_p": 1.0} | service.sampling
         self._blocks, self._items, self._number = Blocks(), list[Json](), 0
 
     def whole(self, answers: Answers) -> Json:
@@ -215,11 +216,11 @@ class ResponsesShape(OneAnswerShape):
             "previous_response_id": request.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
             "store": request.store is not False,
-            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "temperature": self._sampling["temperature"] if request.temperature is None else request.temperature,
             "text": request.text or {"format": {"type": "text"}},
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
-            "top_p": 1.0 if request.top_p is None else request.top_p,
+            "top_p": self._sampling["top_p"] if request.top_p is None else request.top_p,
             "truncation": "disabled",
             "usage": None,
             **fields,

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
 from types import FrameType
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..engine import Engine
 from ..errors import PpsdError
@@ -21,63 +20,42 @@ from .app import make_app
 from .service import Service
 from .settings import Settings
 
+_LOG = logging.getLogger(__name__)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SPARE = 5  # seconds
-_PATIENCE, _SOON, _SELDOM = 1.0, 0.05, 5.0  # seconds until a connection is looked at, once more, and from then on
 _ENDS = 0.5
+_MOST_HEAD = 1 << 16  # bytes of a request before its body
 _LAST_WORDS = 10  # seconds after the grace: then connections that are still open are cut
 
 
-class _Gathered:
-    """A transport that sends what is written in one turn of the event loop together: a short reply is one packet."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport, self._loop, self._held = transport, loop, list[bytes]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if not self._held:
-            self._loop.call_soon(self._send)
-        self._held.append(data)
-
-    def close(self) -> None:
-        self._send()
-        self._transport.close()
-
-    def _send(self) -> None:
-        if self._held and not self._transport.is_closing():
-            self._transport.write(b"".join(self._held))
-        self._held.clear()
-
-
 class _Connection(HttpToolsProtocol):
-    """A client may say that it sends no more, and still wait for its answer. One that has gone says the same.
-
-    What is sent to one that has gone comes back as an error of the next that is sent: so after a while it is sent what
-    no client minds, now and then.
-    """
+    """uvicorn waits for ever for the end of a request's head, and holds all of it: before any key is asked for."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(_Gathered(transport, self.loop))  # type: ignore[arg-type]
+        super().connection_made(transport)
+        self._head, self._waiting = 0, self._wait()
 
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """True: the other direction stays open."""
-        waiting = self.cycle is not None and not self.cycle.response_complete
-        if waiting:
-            self.cycle.keep_alive = False
-            self.loop.call_later(_PATIENCE, self._look, self.cycle, _SOON)
-        return waiting
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._waiting.cancel()
+        super().connection_lost(exc)
 
-    def _look(self, cycle: RequestResponseCycle, again: float) -> None:
-        if cycle.response_complete or cycle.disconnected or self.transport.is_closing():
-            return
-        if not cycle.response_started:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        elif cycle.chunked_encoding:
-            self.transport.write(b"1\r\n\n\r\n")  # an empty line of a stream
-        self.loop.call_later(again, self._look, cycle, _SELDOM)
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._head = 0 if self._waiting.cancelled() else self._head + len(data)
+        if self._head > _MOST_HEAD and not self.transport.is_closing():
+            self.send_400_response("The request's head is too large.")
+
+    def on_message_begin(self) -> None:
+        self._waiting.cancel()
+        self._waiting = self._wait()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._waiting.cancel()
+        super().on_headers_complete()
+
+    def _wait(self) -> asyncio.TimerHandle:
+        return self.loop.call_later(self.timeout_keep_alive, self.transport.close)
 
 
 class Server(uvicorn.Server):
@@ -121,6 +99,9 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         admission, log = self._service.admission, self._service.settings.log
         admission.stopping = True
+        if count := admission.waiting + admission.running:
+            answers = "1 answer has" if count == 1 else f"{count} answers have"
+            _LOG.info("%s %g s; Ctrl-C again ends it now", answers, self._service.settings.grace)
         log("stopping", waiting=admission.waiting, running=admission.running)
         ending = asyncio.create_task(self._service.end_after_grace())
         await super().shutdown(sockets)

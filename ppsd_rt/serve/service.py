@@ -1,34 +1,36 @@
 """The engine, its limits, and the requests that it works on."""
 
-import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
 
 from ..async_generation import AsyncGeneration
-from ..backend import Cancellation, RunOptions
+from ..backend import RunOptions
+from ..chat.prompt import ChatPrompt
 from ..engine import Engine
-from ..errors import PpsdError, UsageError
+from ..errors import ContextFull, PpsdError, UsageError
 from ..generation import Prompt
+from ..models.files import read_json_object
 from ..pipeline.rounds import Logprob
 from ..printable import printable, shortened
 from ..sampling.grammar import Grammar
-from ..sampling.grammar_worker import Unheld
 from ..sampling.params import LEAST_TEMPERATURE, SamplingParams
 from .admission import Admission, Slots
 from .errors import ApiError, from_engine
 from .metrics import Metrics
-from .prompt import ChatPrompt
+from .owners import Owners
 from .requests import Generate, ignored
-from .settings import Settings
+from .settings import DEFAULTS, Settings
 
 _MOST_NAMES = 1000  # of ignored fields and unheld keywords: clients may invent them
+_LONG = 1 << 16  # characters of a prompt
 _NAMES = {field.name: field.name for field in fields(SamplingParams)}
 
 
@@ -39,39 +41,42 @@ class Service:
         self.engine, self.settings = engine, settings
         self.admission = Admission(settings)
         learner = engine.learner
-        self.metrics = Metrics(self.admission, (lambda: learner.days) if learner else dict)
+        self.owners = Owners(settings, learner.kept.secret if learner else secrets.token_bytes(16))
+        days = (lambda: learner.days) if learner and self.owners.tells_counts else dict
+        self.metrics = Metrics(self.admission, self.owners.counts, days)
         self.created = int(settings.now())
         self.context = engine.config.max_position_embeddings
+        # As vLLM does: of the model's own, what is neither in the request nor among the server's options.
+        folder, own = engine.checkpoint.folder, dict[str, Any]()
+        if folder.is_dir():
+            own = read_json_object(folder / "generation_config.json", missing_ok=True)
+        self.sampling = {"temperature": 1.0} | {name: own[name] for name in DEFAULTS if own.get(name) is not None}
+        self.sampling |= settings.sampling
+        SamplingParams(**self.sampling)
         self._live: set[Callable[[ApiError], None]] = set()
-        template = engine.tokenizer.chat_template
-        self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
+        self.prompt = ChatPrompt(engine.tokenizer)
         self._noted: set[tuple[str, str]] = set()
-        self._secret = learner.kept.secret if learner else secrets.token_bytes(16)
         self._compiling, self._judging = CapacityLimiter(16), CapacityLimiter(1)
-        self._one = CapacityLimiter(1)  # tokenizers and chat templates: long ones must not hold up the event loop
-
-    def owner(self, user: str | None) -> int | None:
-        """RunOptions.owner of a request. Without a user it is of all requests that have none."""
-        if self.settings.memory == "off":
-            return None
-        if self.settings.memory == "shared" or not user:
-            return 0
-        digest = hashlib.blake2b(user.encode(errors="surrogatepass"), digest_size=8, key=self._secret).digest()
-        return int.from_bytes(digest, "big") | 1
+        # Tokenizers and chat templates take a thread: long ones hold up neither the event loop nor short ones.
+        self._short, self._long = CapacityLimiter(1), CapacityLimiter(1)
 
     def check_model(self, name: str | None) -> None:
-        if name not in (None, self.engine.name):
+        if name is not None and _stem(name) != _stem(self.engine.name):
             message = f"The model '{name}' does not exist; this server has '{self.engine.name}'"
             raise ApiError(404, message, "model_not_found", "model")
 
-    async def encode(self, prompt: Callable[[], Prompt] | Prompt, param: str) -> list[int]:
-        """Token ids of a prompt, or of what a function makes; none too many. All but ids may take long: in a thread."""
+    async def encode(self, prompt: Callable[[], Prompt] | Prompt, param: str, size: int = 0) -> list[int]:
+        """Token ids of a prompt, or of what a function makes of so many characters; none too many."""
 
         def encoded() -> list[int]:
-            return self.engine.encode(prompt() if callable(prompt) else prompt)
+            made = prompt() if callable(prompt) else prompt
+            if isinstance(made, str):
+                self.check_length(made)
+            return self.engine.encode(made)
 
         try:
-            ids = encoded() if isinstance(prompt, list) else await to_thread.run_sync(encoded, limiter=self._one)
+            size = len(prompt) if isinstance(prompt, str) else size
+            ids = encoded() if isinstance(prompt, list) else await self.aside(encoded, size)
         except PpsdError as error:  # not UsageError alone: a chat template that refuses the messages
             code = error.code if isinstance(error, UsageError) else UsageError.code
             raise ApiError(400, str(error), code, param) from error
@@ -81,10 +86,28 @@ class Service:
             raise ApiError(400, message, "context_length_exceeded", param)
         return ids
 
-    async def tokenize(self, text: str, special: bool) -> list[int]:
-        """Token ids of a text of any length. special: with what the tokenizer puts around it."""
-        encode = partial(self.engine.tokenizer.encode, add_special_tokens=special)
-        return await to_thread.run_sync(encode, text, limiter=self._one)
+    def check_length(self, text: str) -> None:
+        """ContextFull for a text that is too long whatever its tokens are: tokenizers may take a minute for it."""
+        if len(text) > self.context * self._longest:
+            least = -(-len(text) // self._longest)
+            name, context = self.engine.name, self.context
+            raise ContextFull(f"the prompt has at least {least} tokens; {name} has a context of {context}; shorten it")
+
+    def check_count(self, count: int) -> None:
+        """ApiError for more tokens than a context holds."""
+        if count > self.context:
+            message = f"there are {count} ids; {self.engine.name} has a context of {self.context}"
+            raise ApiError(400, message, "context_length_exceeded", "tokens")
+
+    @cached_property
+    def _longest(self) -> int:
+        """Characters of a token, which it spells at least one by one."""
+        tokenizer = self.engine.tokenizer
+        return max(len(tokenizer.id_to_token(id) or "") for id in range(tokenizer.vocab_size))
+
+    async def aside(self, work: Callable[[], Any], size: int) -> Any:
+        """What it returns, in a thread. size: characters or tokens that it works on."""
+        return await to_thread.run_sync(work, limiter=self._long if size > _LONG else self._short)
 
     def tokenizer_info(self) -> dict[str, Any]:
         """As vLLM's and for lm-eval: the special tokens by name, and the chat template."""
@@ -121,32 +144,27 @@ class Service:
         except UsageError as error:
             raise ApiError(400, str(error), "invalid_value", "response_format") from error
 
-    def params(
-        self, request: Generate, names: Mapping[str, str], grammar: Grammar | None, shows_special: bool = False
-    ) -> list[SamplingParams]:
+    def params(self, request: Generate, names: Mapping[str, str], grammar: Grammar | None) -> list[SamplingParams]:
         """Of each of the n answers, which are told apart by their number. Without a seed each of them draws its own.
 
-        names: what the request calls a field of SamplingParams that it has another name for. shows_special: the text
-        has special tokens, which show calls of tools.
+        names: what the request calls a field of SamplingParams that it has another name for.
         """
         room = self.settings.max_answer or self.context
-        temperature = 1.0 if request.temperature is None else request.temperature
-        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-        same = ("top_p", "min_p", *penalties, "stop_token_ids", "ignore_eos")
+        same = (*DEFAULTS, "presence_penalty", "frequency_penalty", "stop_token_ids", "ignore_eos")
         given: dict[str, Any] = {
             **{name: getattr(request, name) for name in same},
             "max_tokens": min(request.most_tokens or room, room),
-            "temperature": temperature if temperature >= LEAST_TEMPERATURE else 0.0,
-            "top_k": None if request.top_k is None else max(0, request.top_k),
             "logit_bias": {int(id): bias for id, bias in (request.logit_bias or {}).items()},
             "logprobs": request.most_probable,
             "grammar": grammar,
             "stop": request.stops,
-            "skip_special_tokens": False if shows_special else request.skip_special_tokens,
+            "skip_special_tokens": request.skip_special_tokens,
             "min_tokens": request.min_tokens or None,
             "seed": None if request.seed in (None, -1) else request.seed % 2**64,
         }
-        chosen = {name: value for name, value in given.items() if value is not None}
+        chosen = self.sampling | {name: value for name, value in given.items() if value is not None}
+        if chosen["temperature"] < LEAST_TEMPERATURE:
+            chosen["temperature"] = 0.0
         try:
             params = SamplingParams(**chosen)
             self.engine.check(params)
@@ -159,22 +177,16 @@ class Service:
 
         Returns what is not held of the answer's schema; what is not of tools' schemas is logged once.
         """
-        cancellation = Cancellation()
-
-        def compile() -> Unheld:
-            self.engine.compile(grammar, cancellation.tells)
-            return self.engine.unheld(grammar)
-
         try:
-            unheld = await to_thread.run_sync(compile, limiter=self._compiling, abandon_on_cancel=True)
+            unheld = await to_thread.run_sync(
+                self.engine.unheld, grammar, limiter=self._compiling, abandon_on_cancel=True
+            )
             for place, why in unheld:
                 if not place.startswith("/"):
                     self._note_once("unheld", f"{place}: {why}")
             return [{"place": place, "why": why} for place, why in unheld if place.startswith("/")]
         except UsageError as error:
             raise ApiError(400, str(error), "invalid_value", param) from error
-        finally:
-            cancellation.ask()
 
     async def prompt_logprobs(self, prompt: Sequence[int], top: int) -> list[Logprob | None]:
         """As `Engine.prompt_logprobs`, one prompt at a time."""
@@ -204,3 +216,8 @@ class Service:
     def end_all(self) -> None:
         for end in list(self._live):
             end(ApiError(503, "the server is stopping", "stopping"))
+
+
+def _stem(name: str) -> str:
+    """A model's file by its whole path, its name, or that without its ending; with the tag of Ollama's clients."""
+    return Path(name.removesuffix(":latest")).name.removesuffix(".gguf")

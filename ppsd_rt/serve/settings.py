@@ -5,13 +5,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from ..pipeline.schedule import AUTO, Auto, Schedule
 
 _LOG = logging.getLogger("ppsd_rt.serve")
+DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # that generation_config.json may have
 
 
 def log(event: str, **fields: object) -> None:
@@ -28,8 +29,9 @@ class Settings:
     grace: seconds that running answers have after SIGTERM. keep_alive: seconds that an idle connection stays open.
     strict: unknown fields are refused. plain_contents: special tokens in the contents of messages are text.
     cors: origins of other sites' pages that may ask; `*` is all. memory: whose earlier answers drafts are copied from:
-    `own`, of the same user; `shared`, of all; `off`, of nobody. here: is there an engine now? clock, now, sleep,
-    log: for the tests to replace.
+    `own`, of the same owner; `shared`, of all; `off`, of nobody. api_key: one, or several with blanks between. host:
+    where it listens, as it was given; None: something else listens. sampling: of requests that say nothing of it. here:
+    is there an engine now? clock, now, sleep, log: for the tests to replace.
     """
 
     api_key: str | None = None
@@ -45,11 +47,17 @@ class Settings:
     plain_contents: bool = False
     cors: Sequence[str] = ()
     memory: str = "own"
+    host: str | None = "127.0.0.1"
+    sampling: Mapping[str, float] = field(default_factory=dict)
     here: Callable[[], bool] = lambda: True
     clock: Callable[[], float] = time.perf_counter
     now: Callable[[], float] = time.time
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     log: Callable[..., None] = log
+
+    @property
+    def keys(self) -> list[str]:
+        return (self.api_key or "").split()
 
 
 def default_queue(max_body: int) -> int:

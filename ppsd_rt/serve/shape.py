@@ -1,7 +1,6 @@
 """What answers look like to a client, whole or as a stream; and what OpenAI's chat and text completions share."""
 
 import asyncio
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -16,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from ..generation import Committed, Completion, Token
 from ..models.tokenizer import Tokenizer
 from ..pipeline.rounds import Drafted, Logprob
+from ..strict_json import written
 from .answers import Answers, Event
 from .errors import ApiError
 from .requests import Generate
@@ -136,11 +136,8 @@ def reported(completion: Completion) -> list[tuple[int, Logprob]]:
     return list(zip(completion.ids, completion.logprobs, strict=True))
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each chunk
-
-
 def data(value: dict[str, Any]) -> str:
-    return f"data: {_ENCODER.encode(value)}\n\n"
+    return f"data: {written(value)}\n\n"
 
 
 def event_line(event: dict[str, Any]) -> str:

@@ -74,7 +74,7 @@ def test_programs_of_one_wave_read_and_reckon_in_turn(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton runs on Linux")
-@pytest.mark.parametrize(("page", "options"), [("design/gpu.md", []), ("guide/gpu.md", ["--cards"])])
+@pytest.mark.parametrize(("page", "options"), [("design/gpu.md", []), ("performance.md", ["--cards"])])
 def test_the_pages_have_the_tables_that_the_command_prints(page, options):
     # In a process of its own: in this one the kernels may be the interpreter's.
     done = subprocess.run(

@@ -6,11 +6,10 @@ from typing import Any
 from support import TEMPLATE, VOCAB, tiny_config
 
 from ppsd_rt.ranks.control import Kind
-from ppsd_rt.ranks.handshake import pack
 
 from .mutations import PIPE, SPECIAL
 from .place import CORPUS, SHAPE, moments
-from .rank_targets import FACTS, control_message, wire_message
+from .rank_targets import FACTS, control_message, pack, wire_message
 
 HUGE = 10**400
 
@@ -53,7 +52,7 @@ KNOWN: dict[str, list[Any]] = {
         ],
     ],
     "control": [control_message(Kind.FAIL, 0, text) for text in ("", "rank 1\n\x1b[31m")],
-    "handshake": [pack({**FACTS, "error": "no such\nmodel \x1b[31m"})],
+    "handshake": [pack({**FACTS, "model": "no such\nmodel \x1b[31m"})],
     "config": [
         _config(num_hidden_layers=10_000_000),
         _config(model_type=["llama"]),
@@ -67,7 +66,7 @@ KNOWN: dict[str, list[Any]] = {
         DEEP.encode(),
     ],
     "tokenizer": [SPECIAL + b"zero", PIPE],
-    "tokenizer-config": [PIPE, json.dumps({"chat_template": "{{ 'a' * 20000000000 }}"}).encode()],
+    "tokenizer-config": [PIPE, json.dumps({"chat_template": "{{ ''.__class__ }}"}).encode()],
     "chat-template": [TEMPLATE + piece for piece in (CORPUS / "template_pieces.txt").read_text().splitlines()],
     "weights": [_safetensors('{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "a": 1}')],
     "calibration": [

@@ -1,12 +1,14 @@
 """Targets: what ranks hear from each other."""
 
+import json
+
 import numpy as np
 from hypothesis import strategies as st
 
 from ppsd_rt import PpsdError, _native
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.ranks.control import _MAGIC, WORDS, Control, Kind, numbers_of, text_of
-from ppsd_rt.ranks.handshake import FIELDS, difference, pack, unpack
+from ppsd_rt.ranks.handshake import FIELDS, difference, unpack
 from ppsd_rt.ranks.links import ProtocolError
 from ppsd_rt.ranks.slices import CpuSlices
 from ppsd_rt.ranks.world import World
@@ -15,15 +17,19 @@ from .mutations import damaged
 from .oracle import check_line, judge
 from .place import SHAPE, Place
 
-FACTS = {field: f"some {field}" for field in FIELDS} | {"error": ""}
+FACTS = {field: f"some {field}" for field in FIELDS}
+
+
+def pack(facts: dict[str, str]) -> bytes:
+    return json.dumps(facts).encode()
 
 
 def handshake(place: Place, data: bytes) -> str:
     """The other rank's facts."""
 
     def use() -> None:
-        if line := difference([FACTS, unpack(data)]):
-            raise PpsdError(line)  # as the meeting does, on every rank
+        if line := difference([FACTS, unpack(data.decode(errors="replace"))]):
+            raise PpsdError(line)  # as every rank does
 
     return judge(place.case, use, (PpsdError,))
 
@@ -46,6 +52,7 @@ def control_message(kind: int, value: int, text: str) -> bytes:
     words[:2] = _MAGIC, kind
     words[2:4].view(np.int64)[0] = value
     raw = text.encode()[: 4 * (WORDS - 8)]
+    words[6] = -(-len(raw) // 4)
     words[8:].view(np.uint8)[: len(raw)] = np.frombuffer(raw, np.uint8)
     return words.tobytes()
 
@@ -149,7 +156,7 @@ def wire(place: Place, messages: list[bytes], taps: tuple[int, ...] = ()) -> str
 
 
 TARGETS = {
-    "handshake": (lambda place: damaged([pack(FACTS), pack({**FACTS, "error": "no such\nmodel"})]), handshake),
+    "handshake": (lambda place: damaged([pack(FACTS), pack({**FACTS, "model": "no such\nmodel"})]), handshake),
     "control": (control_messages, control),
     "wire": (wire_messages, wire),
     "wire with taps": (lambda place: wire_messages(place, 1), lambda place, messages: wire(place, messages, (1, 2))),

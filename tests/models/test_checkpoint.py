@@ -178,26 +178,40 @@ def test_missing_shard(folder):
         Checkpoint(folder)
 
 
-def test_index_that_lies(folder):
+def test_index_of_an_older_copy(folder, caplog):
+    """Whose shards had other names, or were more: all that it names is there."""
+    hash = Checkpoint(folder).hash
+    index, _ = shard(folder)
+    index.write_text(index.read_text().replace("-of-00003", "-of-00030"))
+    with caplog.at_level("INFO", "ppsd_rt"):
+        assert Checkpoint(folder).hash == hash
+    assert "-of-00003.safetensors, not in model-" in caplog.text
+
+
+def test_index_that_lies(folder, caplog):
+    """The index and the tensors decide; a notice says what was left out, or found elsewhere."""
+    hash = Checkpoint(folder).hash
     index, weight_map = shard(folder)
-
-    def write(changed):
-        index.write_text(json.dumps({"weight_map": changed}))
-
     name, other = "model.norm.weight", "model-00001-of-00003.safetensors"
     assert weight_map[name] != other
-    write({**weight_map, name: other})
-    with pytest.raises(PpsdError, match=name):
-        Checkpoint(folder)
-    write({**weight_map, "model.extra.weight": other})
-    with pytest.raises(PpsdError, match=r"model\.extra\.weight"):
-        Checkpoint(folder)
-    write({**weight_map, name: "../secret.safetensors"})
-    with pytest.raises(PpsdError, match="not a plain file name"):
-        Checkpoint(folder)
-    index.write_text('{"weight_map": 3}')
-    with pytest.raises(PpsdError, match="weight_map"):
-        Checkpoint(folder)
+
+    def said(changed):
+        index.write_text(json.dumps({"weight_map": changed}))
+        caplog.clear()
+        with caplog.at_level("INFO", "ppsd_rt"):
+            assert Checkpoint(folder).hash == hash
+        return caplog.text
+
+    assert said(weight_map) == ""
+    assert f"{name} is in {weight_map[name]}, not in {other}" in said({**weight_map, name: other})
+    assert said({**weight_map, "model.extra.weight": other}) == ""
+    older = {name: torch.zeros(64), "extra.bias": torch.ones(4)}
+    save_file(load_file(folder / other) | older, folder / other)  # an older shard has both
+    assert f"left out is what it does not name: extra.bias in {other} and 1 more" in said(weight_map)
+    for changed, words in (({name: "../secret.safetensors"}, "not a plain file name"), (3, "no weight_map")):
+        index.write_text(json.dumps({"weight_map": changed}))
+        with pytest.raises(PpsdError, match=words):
+            Checkpoint(folder)
 
 
 def test_a_tensor_that_is_there_twice(folder):

@@ -1,4 +1,7 @@
-"""Exit heads: what they compute, how they are saved, and which models they are refused for."""
+"""Exit heads: what they compute, how they are saved, and which models they are for."""
+
+import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,9 +10,10 @@ from support import VOCAB, loud_head, tiny_head, tiny_model, write_model
 
 from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.find_head import find_head
-from ppsd_rt.models.checkpoint import Checkpoint, read_metadata
+from ppsd_rt.models import head_file
+from ppsd_rt.models.checkpoint import Checkpoint, likeness, read_metadata
 from ppsd_rt.models.exit_head import ExitHead
-from ppsd_rt.models.head_file import DISTANCES, KINDS, HeadFile, HeadInfo, read_info
+from ppsd_rt.models.head_file import DISTANCES, KINDS, HeadFile, HeadInfo, find_shipped, read_info
 from ppsd_rt.models.llama import LlamaForCausalLM, causal_attention
 from ppsd_rt.models.rope import Rope
 
@@ -72,11 +76,57 @@ def test_saved_and_loaded_head_is_the_same(kind, checkpoint, tmp_path):
     assert not list(tmp_path.glob("*.unfinished"))
 
 
-def test_head_of_another_model_is_refused(checkpoint, tmp_path):
+def test_head_of_another_model_is_taken_with_a_line(checkpoint, tmp_path, caplog):
     tiny_head(tiny_model(), hash="abc").save(tmp_path / "head.safetensors")
-    words = f"trained for tiny \\(hash abc\\), not for this model \\(hash {checkpoint.hash}\\)"
-    with pytest.raises(PpsdError, match=words):
-        HeadFile.load(tmp_path / "head.safetensors", checkpoint)
+    with caplog.at_level("INFO"):
+        assert HeadFile.load(tmp_path / "head.safetensors", checkpoint).info.model_hash == "abc"
+    assert "the exit head of tiny, another model: seldom right" in caplog.text
+
+
+def noisy(share: float) -> LlamaForCausalLM:
+    """The tiny model, and noise of so much of each tensor's deviation."""
+    model = tiny_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += (
+                share * parameter.std() * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(7))
+            )
+    return model
+
+
+@pytest.mark.parametrize(
+    ("share", "alike"), [(0, (0.999, 1.001)), (0.1, (0.98, 0.999)), (0.3, (0.9, 0.98)), (None, (-0.2, 0.2))]
+)
+def test_relatives_are_alike_and_strangers_are_not(checkpoint, tmp_path, share, alike):
+    other = Checkpoint(write_model(tmp_path / "other", tiny_model(seed=1) if share is None else noisy(share)))
+    assert alike[0] < likeness(checkpoint.sample, other.sample) < alike[1]
+    assert likeness(checkpoint.sample, "") == likeness(checkpoint.sample, other.sample[:-4]) == 0.0
+
+
+def test_rotation_tells_strangers_apart(checkpoint, tmp_path):
+    folder = write_model(tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 777.0}))
+    assert likeness(checkpoint.sample, Checkpoint(folder).sample) == 0.0
+
+
+def test_the_head_that_ships_for_a_relative_is_found(checkpoint, tmp_path, monkeypatch):
+    """The nearest relative's; of the model itself, where there is one; none of a stranger."""
+    monkeypatch.setattr(head_file, "__file__", str(tmp_path / "head_file.py"))
+    (tmp_path / "heads").mkdir()
+    stranger = Checkpoint(write_model(tmp_path / "stranger", tiny_model(seed=1)))
+    near = Checkpoint(write_model(tmp_path / "near", noisy(0.1)))
+    far = Checkpoint(write_model(tmp_path / "far", noisy(0.4)))
+    assert find_shipped(checkpoint) is None
+    for name, model in (("a", far), ("b", near), ("c", stranger)):
+        head = tiny_head(tiny_model(), hash=model.hash)
+        head.info = replace(head.info, sample=model.sample)
+        head.save(tmp_path / "heads" / f"{name}.safetensors")
+    assert find_shipped(checkpoint).stem == "b"
+    assert find_shipped(far).stem == "a"
+    (tmp_path / "heads" / "a.safetensors").unlink()
+    (tmp_path / "heads" / "b.safetensors").unlink()
+    assert find_shipped(checkpoint) is None
 
 
 @pytest.mark.parametrize(

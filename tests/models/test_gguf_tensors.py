@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from gguf_support import BLOCK_KINDS, TABLE_KINDS, gguf_name, metadata, random_blocks, tiny_state, write_gguf
+from gguf_support import BLOCK_KINDS, TABLE_KINDS, as_folder, gguf_name, metadata, random_blocks, tiny_state, write_gguf
 
 from ppsd_rt import SamplingParams, _native
 from ppsd_rt.cpu.backend import CpuBackend
@@ -16,7 +16,6 @@ from ppsd_rt.cpu.tensors import packable
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.models.gguf_import import convert_gguf
 from ppsd_rt.models.tokenizer import load_tokenizer
 
 WIDE = {"hidden": 256, "inner": 256, "heads": 8, "kv_heads": 2, "head_dim": 32}
@@ -54,7 +53,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A .gguf file, and the folder that it was converted to."""
     place = tmp_path_factory.mktemp("gguf")
     path = mixed_gguf(place / "m.gguf")
-    convert_gguf(path, place / "m")
+    as_folder(path, place / "m")
     return path, place / "m"
 
 
@@ -115,6 +114,21 @@ def test_tokenizers_are_the_same(pair: tuple[Path, Path]) -> None:
     assert mapped.chat_template.origin == str(pair[0])
 
 
+def test_tool_use_and_added_letters(tmp_path: Path) -> None:
+    """llama.cpp's key for a second template; added tokens are text, whatever letters they have."""
+    values = metadata()
+    values["tokenizer.ggml.tokens"][3] = "đem"  # of the type that is for added tokens
+    values["tokenizer.chat_template.tool_use"] = "with tools: {{ messages[0]['content'] }}"
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "m.gguf", values=values))
+    said = [{"role": "user", "content": "hi"}]
+    assert tokenizer.chat_template is not None
+    assert tokenizer.chat_template.render(said) == "hi"
+    assert tokenizer.chat_template.render(said, template_variables={"tools": []}) == "with tools: hi"
+    ids = tokenizer.encode("xđemx", add_special_tokens=False)
+    assert ids[1:-1] == [3]
+    assert (tokenizer.decode(ids), tokenizer.token_bytes(3)) == ("xđemx", "đem".encode())
+
+
 def test_loading_needs_the_memory_of_the_packed_weights(tmp_path: Path) -> None:
     """Beside them numpy holds a vector or a block at a time. test_default_model.py has the peak of a whole process."""
     sizes = {"hidden": 512, "inner": 2048, "heads": 16, "kv_heads": 4, "head_dim": 32, "layers": 12}
@@ -167,7 +181,7 @@ def test_any_part_stands_for_the_whole_model(parts: list[Path], tmp_path: Path) 
         assert all(np.array_equal(checkpoint.tensors[name], tensor) for name, tensor in whole.tensors.items())
         assert load_tokenizer(part).encode("hello the") == load_tokenizer(tmp_path / "whole.gguf").encode("hello the")
     assert (checkpoint.name, whole.name) == ("m-00003-of-00003", "whole")
-    convert_gguf(parts[1], tmp_path / "folder")
+    as_folder(parts[1], tmp_path / "folder")
     assert Checkpoint(tmp_path / "folder").hash == whole.hash
 
 
@@ -234,7 +248,7 @@ def test_types_that_go_by_tables_are_decoded_by_the_package_that_has_them(tmp_pa
         for number, (key, kind) in enumerate(kinds.items())
     }
     path = write_gguf(tmp_path / "m.gguf", state, metadata(**WIDE), raw=raw)
-    convert_gguf(path, tmp_path / "m")
+    as_folder(path, tmp_path / "m")
     mapped, folder = Checkpoint(path), Checkpoint(tmp_path / "m")
     assert {kind.name for kind in TABLE_KINDS} <= set(mapped.stored_as)
     assert mapped.hash == folder.hash

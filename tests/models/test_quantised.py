@@ -355,12 +355,20 @@ def test_fp8_in_blocks(tmp_path: Path) -> None:
         ([1], "value = \\[1\\]"),
     ],
 )
-def test_other_schemes_are_named(settings: Any, named: str | None, tmp_path: Path) -> None:
+def test_other_schemes_are_named(
+    settings: Any, named: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = write_model(tmp_path / "m")
+    hash, path = Checkpoint(folder).hash, folder / "model.safetensors"
     (folder / "config.json").write_text(json.dumps({**tiny_config(), "quantization_config": settings}))
+    with caplog.at_level("INFO", "ppsd_rt"):
+        assert Checkpoint(folder).hash == hash  # the weights are plain, whatever the file says
+    assert ("not quantised, so the quantization_config of config.json is left out" in caplog.text) == bool(settings)
     if named is None:
-        Checkpoint(folder)
         return
+    tensors = load_file(path)
+    tensors["model.layers.0.mlp.up_proj.weight"] = torch.zeros(4, 1, dtype=torch.uint8)
+    save_file(tensors, path)
     with pytest.raises(PpsdError, match=named) as caught:
         Checkpoint(folder)
     assert "\n" not in str(caught.value)

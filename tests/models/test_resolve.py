@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from support import small_gguf
@@ -129,19 +128,19 @@ REPOSITORIES = {
         "consolidated.safetensors": b"the same weights",
         "onnx/config.json": b"{}",
     },
-    "org/large": {"config.json": b"{}", "model.safetensors": bytes(range(256)) * (96 << 10), "tokenizer.json": b"{}"},
-    "org/gguf-only": {"config.json": b"{}", "model.Q4_K_M.gguf": b"GGUF"},
+    "org/gguf": {
+        **{f"m-{tag}.gguf": tag.encode() for tag in ("BF16", "IQ4_XS", "Q4_K_M", "Q8_0", "UD-Q4_K_M")},
+        **{f"Q6_K/m-Q6_K-0000{part}-of-00002.gguf": b"%d" % part for part in (1, 2)},
+        "mmproj-m-Q4_K_M.gguf": b"for images",
+        "config.json": b"{}",
+    },
+    "org/small": {"b-Q8_0.gguf": b"b", "a-F16.gguf": b"a"},
+    "org/nothing": {"README.md": b"# soon"},
 }
 
 
 class Hub(BaseHTTPRequestHandler):
-    """What a snapshot asks for: the commit and its files, then each file, or what lacks of it.
-
-    weak: requests for weights end after half of what was asked for, and then are refused. ranges: those asked for.
-    """
-
-    weak = False
-    ranges: ClassVar[list[str]] = []
+    """What a snapshot asks for: the commit and its files, then each file."""
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -166,26 +165,15 @@ class Hub(BaseHTTPRequestHandler):
     def answer_with_file(self, name: str, file: str) -> None:
         data = REPOSITORIES[name][file]
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
-        asked = self.headers.get("Range", "")
-        if self.command == "HEAD" or len(data) < 1 << 20:
-            self.answer(200, data, headers)
-            return
-        Hub.ranges.append(asked)
-        if Hub.weak and asked:
-            self.answer(503, b"")
-            return
-        first = int(asked.removeprefix("bytes=").removesuffix("-") or 0)
-        if asked:
-            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
-        self.answer(206 if asked else 200, data[first:], headers, len(data) // 2 if Hub.weak else None)
+        self.answer(200, data, headers)
 
-    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
+    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for header, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(header, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body[:cut])
+            self.wfile.write(body)
 
     def log_message(self, *arguments: object) -> None:
         """Not on the test's output."""
@@ -215,13 +203,13 @@ for request in sys.argv[1:]:
 """
 
 
-def ask(tmp_path: Path, endpoint: str, *requests: str) -> list[str]:
+def ask(tmp_path: Path, endpoint: str, *requests: str, **more: str) -> list[str]:
     """What `resolve_model` says to each request in a new process that knows the hub at `endpoint`."""
     patience = "600"  # seconds: the machine may be busy
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
     settings |= {"HF_HUB_ETAG_TIMEOUT": patience, "HF_HUB_DOWNLOAD_TIMEOUT": patience}
     command = [sys.executable, "-c", ASK, *requests]
-    done = subprocess.run(command, env=os.environ | settings, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, env=os.environ | settings | more, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.splitlines()
 
 
@@ -235,58 +223,46 @@ def test_hub_snapshot(tmp_path: Path, hub: str) -> None:
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_interrupted_download_goes_on_where_it_ended(tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, kept = REPOSITORIES["org/large"]["model.safetensors"], 10 << 20  # the package writes pieces of 10 MiB
-    monkeypatch.setattr(Hub, "ranges", [])
-    monkeypatch.setattr(Hub, "weak", True)
-    (failed,) = ask(tmp_path, hub, "org/large")
-    assert failed.startswith("error org/large could not be fetched from the hub: ")
-    assert failed.endswith("; what came is kept, try again")
-    assert Hub.ranges == ["", f"bytes={kept}-"]  # the connection ended, and the package itself asked again
-
-    monkeypatch.setattr(Hub, "ranges", [])
-    monkeypatch.setattr(Hub, "weak", False)
-    fetched, again = ask(tmp_path, hub, "org/large", "org/large")
-    assert fetched == again
-    assert Hub.ranges == [f"bytes={kept}-"]
-    folder = Path(fetched.removeprefix("folder "))
-    assert (folder / "model.safetensors").read_bytes() == whole
-    assert folder.is_relative_to(tmp_path / "hf")
-    assert not list((tmp_path / "hf").rglob("*.ppsd-rt"))
-
-
-def test_piece_of_another_file_is_noticed(tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Hub, "weak", True)
-    ask(tmp_path, hub, "org/large")
-    monkeypatch.setattr(Hub, "weak", False)
-    (partial,) = (tmp_path / "hf").rglob("*.ppsd-rt")
-    with partial.open("r+b") as file:
-        file.write(b"other")
-    damaged, mended = ask(tmp_path, hub, "org/large", "org/large")
-    assert damaged == "error model.safetensors was damaged on its way (its hash differs): fetch it again"
-    folder = Path(mended.removeprefix("folder "))
-    assert (folder / "model.safetensors").read_bytes() == REPOSITORIES["org/large"]["model.safetensors"]
-
-
-def test_piece_longer_than_its_file_begins_anew(tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = REPOSITORIES["org/large"]["model.safetensors"]
-    monkeypatch.setattr(Hub, "weak", True)
-    ask(tmp_path, hub, "org/large")
-    monkeypatch.setattr(Hub, "weak", False)
-    (partial,) = (tmp_path / "hf").rglob("*.ppsd-rt")
-    partial.write_bytes(whole + b"more")
-    (fetched,) = ask(tmp_path, hub, "org/large")
-    assert (Path(fetched.removeprefix("folder ")) / "model.safetensors").read_bytes() == whole
+@pytest.mark.parametrize("late", [False, True])
+def test_one_gguf_file_by_its_quantisation(tmp_path: Path, hub: str, late: bool) -> None:
+    """As llama.cpp's -hf: no matter the case; Q4_K_M, or else the first one, where nothing is said; also offline."""
+    wanted = {
+        "org/gguf:q8_0": "m-Q8_0.gguf",
+        "org/gguf:Q4_K_M": "m-Q4_K_M.gguf",
+        "org/gguf": "m-Q4_K_M.gguf",
+        "org/gguf:m-IQ4_XS.gguf": "m-IQ4_XS.gguf",
+        "org/gguf:Q6_K": "Q6_K/m-Q6_K-00001-of-00002.gguf",
+        "org/small": "a-F16.gguf",
+    }
+    answers = ask(tmp_path, hub, *wanted)
+    if late:
+        again = [name for name in wanted if ":" in name]
+        assert ask(tmp_path, NOWHERE, *again) == [answers[list(wanted).index(name)] for name in again]
+        return
+    for answer, (name, file) in zip(answers, wanted.items(), strict=True):
+        path = Path(answer.removeprefix("folder "))
+        assert str(path).endswith(f"/{COMMIT}/{file}")
+        assert path.read_bytes() == REPOSITORIES[name.partition(":")[0]][file]
+    folder = Path(answers[4].removeprefix("folder ")).parents[1]
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*.gguf")}
+    assert there == {file for name, file in wanted.items() if name != "org/small"} | {"Q6_K/m-Q6_K-00002-of-00002.gguf"}
 
 
 def test_hub_refusals(tmp_path: Path, hub: str) -> None:
-    missing, gated, no_weights, odd = ask(tmp_path, hub, "org/none", "org/gated", "org/gguf-only", "org/o..dd")
+    names = ("org/none", "org/gated", "org/nothing", "org/o..dd", "org/gguf:Q3_K", "org/model:Q8_0")
+    missing, gated, no_weights, odd, no_tag, no_gguf = ask(tmp_path, hub, *names)
     assert missing == "error there is no folder org/none here and no model org/none on the hub (or it is private)"
     assert gated == "error org/gated is gated: accept its terms on the hub, then log in with `hf auth login`"
-    assert no_weights.startswith("error org/gguf-only on the hub lacks config.json or *.safetensors")
+    assert no_weights == "error org/nothing on the hub has neither config.json with *.safetensors nor a .gguf file"
+    assert no_tag.startswith(
+        "error org/gguf on the hub has no .gguf file for 'Q3_K'; its .gguf files are: Q6_K/m-Q6_K-0"
+    )
+    assert no_gguf == "error org/model on the hub has no .gguf file for 'Q8_0'; its .gguf files are: none"
     assert odd.startswith("error org/o..dd could not be fetched from the hub: ")
 
 
 def test_hub_out_of_reach(tmp_path: Path, hub: str) -> None:
     (answer,) = ask(tmp_path, NOWHERE, "org/model")
     assert answer == "error org/model is neither a folder here nor in the hub's cache, and the hub cannot be reached"
+    (offline,) = ask(tmp_path, hub, "org/model", HF_HUB_OFFLINE="1")
+    assert offline.endswith("nor in the hub's cache, and HF_HUB_OFFLINE=1 forbids asking it: unset it")

@@ -285,6 +285,26 @@ def test_decoders_stream_any_ids(request: pytest.FixtureRequest, kind: str, data
     assert "".join(pushed(tokenizer, ids, skip=skip)) == judge.decode(ids, skip_special_tokens=skip)
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace_json", "word_json", "llama_json"])
+def test_every_id_decodes_as_the_library_decodes_it(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> None:
+    """But for added tokens of byte-level tokenizers, which are text: the library takes their letters for bytes."""
+    source = request.getfixturevalue(kind)
+    judge = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    words = ["đem", "č", "é", "ĠĊ", "Ġx", "<0x41>", "▁y", "日本語"]
+    judge.add_tokens([AddedToken(word, normalized=False) for word in words])
+    judge.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(tmp_path)
+    for id in range(tokenizer.vocab_size):
+        word = judge.id_to_token(id)
+        text = word if kind == "byte_level" and word in words else judge.decode([id], skip_special_tokens=False)
+        assert tokenizer.decode([id], skip_special_tokens=False) == text
+    if kind == "byte_level":
+        text = "".join(words)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert len(ids) == len(words) and tokenizer.decode(ids) == text
+        assert [tokenizer.token_bytes(id).decode() for id in ids] == words
+
+
 def test_truncation_and_padding_of_the_file_are_off(byte_level: Path, tmp_path: Path) -> None:
     shutil.copytree(byte_level, tmp_path, dirs_exist_ok=True)
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))

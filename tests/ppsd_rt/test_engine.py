@@ -71,6 +71,38 @@ def test_every_schedule_gives_the_plain_answer(engine, plain_answers, text, numb
     assert len(plain.ids) == 60
 
 
+def test_a_question_gets_the_chat_template_and_a_raw_text_none(either):
+    params, asked = SamplingParams(max_tokens=3), [{"role": "user", "content": "Why?"}]
+    assert either.chat("Why?", params).run().prompt_ids == tuple(either.encode(asked)) != tuple(either.encode("Why?"))
+    assert either.chat(iter(asked), params).run().ids == either.generate(asked, params).run().ids
+    assert "raw text" in Engine.generate.__doc__.splitlines()[0]
+    for wrong in ([1, 2], ["Why?"], 3, None):
+        with pytest.raises(UsageError, match="chat takes a text or a list of messages"):
+            either.chat(wrong)
+
+
+def test_roles_are_those_of_the_server_and_of_the_template(either, monkeypatch):
+    for begin in (either.chat, either.generate, either.agenerate):
+        with pytest.raises(UsageError, match="message 1 has the role 'robot', and not one of system, developer, user"):
+            begin([{"role": "robot", "content": "hi"}])
+    template = either.tokenizer.chat_template
+    monkeypatch.setattr(template, "source", template.source + "{# robot #}")
+    assert either.encode([{"role": "robot", "content": "hi"}])
+
+
+def test_a_raw_text_that_ends_at_once_warns_once(folder, caplog):
+    engine = Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype="float32", threads=1)
+    engine.name = "warned-once"
+    nothing = SamplingParams(logit_bias={EOS: 100})
+    for begin, prompt in ((engine.chat, "Why?"), (engine.generate, engine.encode("Why?"))):  # meant so
+        assert begin(prompt, nothing).run().finish_reason == "eos"
+    assert engine.generate("Why?", SamplingParams(max_tokens=1)).run().ids != (EOS,)
+    assert caplog.messages == []
+    assert [engine.generate("Why?", nothing).run().text for _ in range(2)] == ["", ""]
+    [said] = caplog.messages
+    assert said.startswith("warned-once answered a raw text with nothing at all: ") and "chat does" in said
+
+
 @pytest.mark.parametrize("exit_layer", [2, 0])
 @pytest.mark.parametrize("kind", ["adapter", "layer", "two-layer", "feedback"])
 def test_heads_with_layers_of_their_own(folder, tmp_path, kind, exit_layer):

@@ -1,10 +1,11 @@
 """`ppsd-run check`: plain and speculative decoding side by side over many prompts; every id must be the same."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+from ...backend import common_prefix
 from ...cli.common import NamedPrompt, as_chat, load_engine, load_one_process, print_json
 from ...cli.notes import complain
 from ...cli.progress import progress_bar
@@ -17,7 +18,6 @@ from ...sampling.params import SamplingParams
 from ...statistics import Statistics
 from ..bench.generate import total
 from ..bench.report import Report, columns
-from ..campaign.run import departure
 from .bench import interrupted, print_report
 from .prompt_files import first_of_each_family, read_prompts
 
@@ -61,19 +61,13 @@ class Seen:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.tokens is not None or args.case is not None:
-        from .campaign import run_campaign
-
-        return run_campaign(args)
-    if args.state is not None or args.seed:
-        raise UsageError("--state and --seed are for campaigns: give --tokens N")
     if args.limit is not None and args.limit < 1:
         raise UsageError(f"--limit must be at least 1, not {args.limit}")
     samplings = _chosen(args.sampling, SAMPLINGS)
-    schedules = {text: parse_schedule(text) for text in (args.schedules.split("/") if args.schedules else SCHEDULES)}
-    default = not args.schedules
+    schedules = {text: parse_schedule(text) for text in (args.schedule or SCHEDULES)}
+    default = not args.schedule
     if args.engine is None and all(schedule == PLAIN for schedule in schedules.values()):
-        raise UsageError("plain is what schedules are compared with: name others, as in --schedules eesd/elastic")
+        raise UsageError("plain is what schedules are compared with: name others, as in --schedule eesd")
     prompts = first_of_each_family(read_prompts(args.prompts), args.limit)
     engine = load_engine(args)
     if default:
@@ -136,6 +130,16 @@ def _check(
                     f"{plain_logit}), this schedule {id} (logit {logit})"
                 )
                 complain(f"DIFFERENT {its.differences[-1]}")
+
+
+def departure(
+    engine: Engine, prompt: Sequence[int], plain: Sequence[int], ids: Sequence[int]
+) -> tuple[int, list[int | None], list[float | None]]:
+    """Where an answer departs from the plain one, both ids there, and what plain decoding's logits say of them."""
+    place = common_prefix(plain, ids)
+    both = [answer[place] if place < len(answer) else None for answer in (plain, ids)]
+    logits = engine.backend.logits([*prompt, *plain[:place]])[-1]
+    return place, both, [None if id is None else float(logits[id]) for id in both]
 
 
 def _report(seen: dict[tuple[str, str], Seen], args: argparse.Namespace, whole: bool) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ...cli.options import model_options, sampling_options, schedule_options
-from ...cli.values import Add, at_most, group, named, number, positive, probability, seconds, whole, zero_or
+from ...cli.values import Add, at_most, group, named, number, positive, probability, whole, zero_or
 from ...printable import quoted
 
 Item = TypeVar("Item")
@@ -196,24 +196,6 @@ def simulate_options(parser: argparse.ArgumentParser) -> None:
     )
     add("-n --tokens N", "to decode in each case", at_most(MOST_TOKENS), default=2000)
     add("--seed S", "of which drafts are right [0]", whole, default=0)
-    add = group(parser, "requests at replicas of such pipelines (lists: every combination)")
-    add("--cluster", "simulate them; one stage is a process [one answer]")
-    count = list_of(at_most(10_000))
-    add("--replicas N,N,...", "of the pipeline [1]", count, default=[1])
-    add("--batch N,N,...", "answers that share a replica's passes [16]", count, default=[16])
-    add("--drafts K,K,...", "before each pass; 0: plain decoding [0]", list_of(whole), default=[0])
-    add("--late-ms T", "beside --link-ms, on average, at random [0]", milliseconds, default=0.0)
-    add("--users N,N,...", "who ask again when they have read the answer", count)
-    add("--think S", "of a user between two requests", seconds, default=20.0)
-    add("--rate R,R,...", "requests a second instead, at random (Poisson)", list_of(seconds))
-    add("--burst N", "of these so many come together", positive, default=1)
-    add("--prompt-tokens N", "of a prompt, on average", positive, default=200)
-    add("--answer-tokens N", "of an answer, on average", positive, default=150)
-    add("--shared-tokens N", "of the prompt, a beginning that others have [0]", whole, default=0)
-    add("--prefixes N", "how many such beginnings there are", positive, default=1)
-    add("--by-prefix", "requests that begin alike go to one replica")
-    add("--prefix-room N", "beginnings whose KV cache a replica keeps", positive, default=64)
-    add("--requests N", "to simulate in each case", at_most(10**6), default=1000)
     add = group(parser, "costs of the stages (milliseconds for one row)")
     add("--token-ms T", "a plain token through the whole model [20]", milliseconds)
     add("--stage-ms T,T,...", "each stage instead, the draft stage first", each)
@@ -255,16 +237,9 @@ def check_options(parser: argparse.ArgumentParser) -> None:
     add("--prompts FILE", "as for generating [the 34 development prompts]", named)
     add("--limit N", "only the first N prompts of each family [all]", whole)
     add("-n --max-tokens N", "tokens per answer", whole, default=64)
-    add("--schedules A/B/...", "schedules to compare with plain [every named one and stop rule]")
+    what = "to compare with plain; may be given several times [every named one and stop rule]"
+    add("--schedule NAME", what, action="append")
     add("--sampling A,B,...", "greedy, warm, nucleus, penalty [all four]")
     add("--raw", "do not apply the chat template")
     add("--json", "print the result as one JSON object")
-    add = group(
-        parser,
-        "campaign: random engines, prompts, sampling and schedules; given options of the machine stay as given",
-    )
-    add("--tokens N", "until N tokens have been compared", whole)
-    add("--seed S", "same seed, same cases [0]", whole, default=0)
-    add("--state FILE", "what has been done, to go on [in the cache folder]", named)
-    add("--case K", "only case K, to see again what differed in it", whole)
     model_options(parser)

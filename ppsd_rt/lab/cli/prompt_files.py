@@ -10,8 +10,8 @@
 | WMT (statmt.org) | translation, {language: text, language: text} | "Translate A to B: " and the first text | wmt |
 
 They are JSON, one object a line. XSum and CNN/DailyMail may also be CSV with these names in the first line, and WMT one
-pair a line, the two texts divided by a tab, in a file whose name has the languages (`newstest.de-en.tsv`). Any other
-file that begins with no brace has a prompt on every line.
+pair a line, the two texts divided by a tab, in a file whose name has the languages (`newstest.de-en.tsv`). A file that
+begins with a brace, or is called .jsonl or .json, is JSON throughout; any other has a text on every line.
 """
 
 import csv
@@ -24,6 +24,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ...cli.common import NamedPrompt, given_text, is_message, standard_input
+from ...cli.notes import note
 from ...errors import UsageError
 from ...models.files import one_line, parse_json
 from ...printable import quoted
@@ -34,10 +35,12 @@ _LANGUAGES = {
     "ja": "Japanese", "kk": "Kazakh", "lt": "Lithuanian", "lv": "Latvian", "pl": "Polish",
     "ro": "Romanian", "ru": "Russian", "tr": "Turkish", "uk": "Ukrainian", "zh": "Chinese"
 }  # fmt: skip
+_SHAREGPT = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
 _PAIR = re.compile(r"(?<![a-z])([a-z]{2})-([a-z]{2})(?![a-z])")
 _NEEDS = (
-    'needs an object with "prompt" (a text) or "messages" (role and content each) and, if wanted, "id" (a text or an '
-    "integer), or the fields of HumanEval, GSM8K, MT-Bench, XSum, CNN/DailyMail or WMT"
+    'needs an object with "prompt" (a text) or "messages" (role and content each, a user\'s among them; or ShareGPT\'s '
+    '"conversations", from and value each) and, if wanted, "id" (a text or an integer), or the fields of HumanEval, '
+    "GSM8K, MT-Bench, XSum, CNN/DailyMail or WMT"
 )
 
 
@@ -56,8 +59,8 @@ def _prompt(fields: dict[str, Any], number: int, line: int) -> NamedPrompt | Non
     match fields:
         case {"prompt": str(text)} if ours:
             return NamedPrompt(id, text, family)
-        case {"messages": [*messages]} if ours and messages and all(map(is_message, messages)):
-            return NamedPrompt(id, messages[-1]["content"], family, tuple(messages))
+        case _ if ours and (asked := _asked(_turns(fields))):
+            return NamedPrompt(id, asked[-1]["content"], family, asked)
         case {"task_id": str(task), "prompt": str(text)}:
             return NamedPrompt(task, text, "humaneval")
         case {"question": str(text)}:
@@ -72,6 +75,31 @@ def _prompt(fields: dict[str, Any], number: int, line: int) -> NamedPrompt | Non
             source, target = (_LANGUAGES.get(str(language), language) for language in pair)
             return numbered("wmt", f"Translate {source} to {target}: {next(iter(pair.values()))}")
     return None
+
+
+def _turns(fields: dict[str, Any]) -> list[Any]:
+    """Of a conversation, under whichever of its names."""
+    return next(
+        (fields[key] for key in ("messages", "conversations", "prompt") if isinstance(fields.get(key), list)), []
+    )
+
+
+def _asked(turns: list[Any]) -> tuple[dict[str, Any], ...]:
+    """The messages of a conversation up to what is to be answered: data for training ends with the answer to learn.
+
+    Turns are as OpenAI writes them, or as ShareGPT does. None where one is neither, or nothing is asked.
+    """
+    messages = [
+        {"role": _SHAREGPT.get(turn["from"], turn["from"]), "content": turn["value"]}
+        if isinstance(turn, dict) and isinstance(turn.get("from"), str) and "value" in turn
+        else turn
+        for turn in turns
+    ]
+    if not all(map(is_message, messages)):
+        return ()
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    return tuple(messages)
 
 
 def read_prompts(path: str | None) -> list[NamedPrompt]:
@@ -99,6 +127,7 @@ def first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[
 def prompts_of(text: str, path: str) -> list[NamedPrompt]:
     """The prompts of a file with this text. UsageError: what is wrong with it, and where."""
     prompts: dict[str | int, NamedPrompt] = {}
+    answered = 0
     for number, (line, fields) in enumerate(_items(text, path), 1):
         prompt = _prompt(fields, number, line) if isinstance(fields, dict) else None
         if prompt is None:
@@ -106,8 +135,11 @@ def prompts_of(text: str, path: str) -> list[NamedPrompt]:
         if prompt.id in prompts:
             raise UsageError(f"{path}, line {line}: the id {quoted(prompt.id)} stands for an earlier prompt already")
         prompts[prompt.id] = prompt
+        answered += bool(prompt.messages) and len(prompt.messages) < len(_turns(fields))
     if not prompts:
         raise UsageError(f"{path} holds no prompts")
+    if answered:
+        note(f"{path}: {answered} of {len(prompts)} end with an answer of the assistant, which is left out")
     return list(prompts.values())
 
 
@@ -119,23 +151,34 @@ def _items(text: str, path: str) -> Iterator[tuple[int, Any]]:
     if {"document", "article"} & set(re.split('[,"]+', first)) and not first.startswith("{"):
         yield from _rows(text, path)
         return
-    pairs = first.count("\t") == 1 and not first.startswith("{")
+    objects = first.startswith("{") or PurePath(path).suffix.lower() in (".json", ".jsonl")
+    pairs = first.count("\t") == 1 and not objects
     languages = _PAIR.findall(PurePath(path).name.lower())
     if pairs and not languages:
         raise UsageError(f"{path} has pairs of texts, but no languages in its name, such as de-en")
     for number, line in lines:
-        if first.startswith("{"):
+        if objects:
             try:
                 yield number, parse_json(line)
             except ValueError as error:
-                raise UsageError(f"{path}, line {number}: not JSON ({one_line(error)})") from None
+                problem = f"not JSON, one object a line ({one_line(error)})"
+                raise UsageError(f"{path}, line {number}: {problem}") from None
         elif pairs:
             texts = line.removesuffix("\r").split("\t")
             if len(texts) != 2:
                 raise UsageError(f"{path}, line {number}: needs two texts with a tab between them")
             yield number, {"translation": dict(zip(languages[0], texts, strict=True))}
+        elif _is_object(line):
+            raise UsageError(f"{path}, line {number}: JSON among texts; make all lines texts, or all JSON")
         else:
             yield number, {"prompt": line.strip()}
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return line.lstrip().startswith("{") and isinstance(parse_json(line), dict)
+    except ValueError:
+        return False
 
 
 def _rows(text: str, path: str) -> Iterator[tuple[int, dict[str, Any]]]:

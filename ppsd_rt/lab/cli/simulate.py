@@ -16,7 +16,6 @@ from ...trace import TraceFile
 from ..bench.report import Report, columns
 from ..simulate import ModelCosts, Simulation, Table, costs_of_stages, growth, measured, simulate, utilisation
 from .bench import interrupted, print_report, result_file, run_facts
-from .cluster import run_cluster
 from .options import MOST_PASSES, MOST_STAGES, SCHEDULES
 
 _COLUMNS = columns(
@@ -42,8 +41,6 @@ class Pipeline:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.cluster:
-        return run_cluster(args, _model(args))
     file = result_file(args)
     schedules = _schedules(args.schedule or SCHEDULES, args.second)
     if not 0 <= args.seed < 2**64:

@@ -1,8 +1,6 @@
 """`ppsd-run cache`: what it lists, what it removes, and what it leaves alone."""
 
 import io
-import os
-from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
@@ -17,8 +15,8 @@ OURS = {  # of every kind but models
     "calibration/0123456789abcdef.json": "calibration",
     "calibration/tmpk3j2h1_x": "calibration",
     "importance/0123456789abcdef-1.npy": "importance",
-    "check/seed-0-12345678-build.jsonl": "campaigns",
-    "chat/history.json": "chat",
+    "chat/history.txt": "chat",
+    "chat/history.json": "chat",  # of earlier versions
     "benchmarks/0123456789abcdef-Q8_0.gguf": "benchmarks",
 }
 NOT_OURS = ("notes.txt", "models/mine/model.safetensors", "check/report.md", "calibration/deeper/one.json")
@@ -51,54 +49,50 @@ def there(folder, names):
     return {name for name in names if (folder / name).exists()}
 
 
-def found(folder, now=0.0):
-    return {(item.kind, str(item.path.relative_to(folder))) for item in command.found(folder, now)}
+def found(folder):
+    return {(kind, str(path.relative_to(folder))) for kind, paths in command.found(folder).items() for path in paths}
 
 
-def test_it_lists_kinds_sizes_and_ages(folder, model, monkeypatch, capsys):
-    now = 2**31
-    monkeypatch.setattr(command, "time", SimpleNamespace(time=lambda: now))
-    for path, at in ((folder / "chat" / "history.json", now - 3 * 86400 - 60), (model, now + 5)):
-        os.utime(path, (at, at))
+def test_it_lists_kinds_and_sizes(folder, model, capsys):
     assert found(folder) == {(kind, name) for name, kind in OURS.items()} | {(MODELS, f"gguf/{model.name}")}
     assert cli.main(["cache"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == str(folder)
-    chat = next(line for line in lines if line.startswith("chat "))
-    assert chat.split() == ["chat", "chat/history.json", "1.5", "kB", "3", "days"]
-    assert next(line for line in lines if line.startswith("calibration ")).split()[1:5] == ["2", "files", "3.0", "kB"]
-    assert next(line for line in lines if line.startswith("models ")).endswith("now")
-    assert lines[-1].startswith("7 items, ")
+    rows = {line.split()[0]: line.split()[1:] for line in lines[2:-1]}
+    assert (rows["calibration"], rows["importance"]) == (["2", "3.0", "kB"], ["1", "1.5", "kB"])
+    assert (rows["models"][0], lines[-1].startswith("7 items, ")) == ("1", True)
 
 
 def test_it_removes_one_kind(folder, model, capsys):
     for kind in FILES:
-        assert cli.main(["cache", "--clean", kind]) == 0
+        assert cli.main(["cache", "--clean", kind, "--yes"]) == 0
         assert {item for item in OURS if OURS[item] == kind and (folder / item).exists()} == set()
     assert model.exists()
-    assert cli.main(["cache", "--clean", MODELS]) == 0  # nobody is there to be asked
+    assert cli.main(["cache", "--clean", MODELS, "--yes"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("removed 1 item, ")
     assert found(folder) == set()
     assert there(folder, NOT_OURS) == set(NOT_OURS)
     assert not [path for path in (folder / "gguf").iterdir() if not path.name.endswith(".lock")]
+    assert cli.main(["cache", "--clean"]) == 0  # nothing is left to be asked for
 
 
-def test_it_asks_before_models_are_removed(folder, model, monkeypatch, capsys):
-    for answer, args, left in (("\n", [], True), ("", [], True), ("n\n", [], True), ("y\n", [], False)):
+def test_it_asks_before_anything_is_removed(folder, model, monkeypatch, capsys):
+    for answer, kind, status in (("\n", "chat", 1), ("", "all", 1), ("n\n", "models", 1), ("y\n", "all", 0)):
         monkeypatch.setattr("sys.stdin", Terminal(answer))
-        assert cli.main(["cache", "--clean", *args]) == 0
+        assert cli.main(["cache", "--clean", kind]) == status
         captured = capsys.readouterr()
-        assert f"Remove the models {model.name}?" in captured.err
-        assert captured.out.startswith("removed 0 items") == left
-        assert (model.exists(), there(folder, OURS) == set(OURS)) == (left, left)
+        assert "Remove " in captured.err and captured.err.endswith("? [y/N] ")
+        assert captured.out.startswith("removed 8 items") == (status == 0)
+        assert (model.exists(), there(folder, OURS) == set(OURS)) == (status == 1, status == 1)
     assert there(folder, NOT_OURS) == set(NOT_OURS)
 
 
-def test_it_does_not_ask_where_it_need_not(folder, model, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
-    assert cli.main(["cache", "--clean", "chat"]) == 0
-    assert cli.main(["cache", "--clean", "--yes"]) == 0
-    assert (capsys.readouterr().err, model.exists(), found(folder)) == ("", False, set())
+def test_where_nobody_can_be_asked_nothing_is_removed(folder, model, monkeypatch, capsys):
+    """As `rm` does."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    assert cli.main(["cache", "--clean", "chat"]) == 2
+    assert "(chat) would be removed; --yes does so without a question" in capsys.readouterr().err
+    assert there(folder, OURS) == set(OURS)
 
 
 def test_links_lead_to_what_is_not_ours(folder, model, tmp_path):
@@ -124,12 +118,12 @@ def test_what_a_killed_process_has_left_of_a_model_is_listed_and_removed(folder)
     work.mkdir()
     (work / "model.whl").write_bytes(b"x" * 1000)
     assert (MODELS, "models/smollm2-135m") in found(folder)
-    assert cli.main(["cache", "--clean", "models"]) == 0
+    assert cli.main(["cache", "--clean", "models", "--yes"]) == 0
     assert not work.exists()
 
 
 def test_a_model_that_is_being_made_stays(folder, model, capsys):
     with FileLock(model.with_name(f".{model.name}.lock")):
-        assert cli.main(["cache", "--clean", "models"]) == 1
+        assert cli.main(["cache", "--clean", "models", "--yes"]) == 1
     assert "another process is preparing" in capsys.readouterr().err
     assert model.exists()

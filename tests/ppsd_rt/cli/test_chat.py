@@ -1,6 +1,6 @@
 """`--chat` as it is typed on a terminal, and the history that it keeps."""
 
-import json
+import io
 import stat
 
 import prompt_toolkit.output
@@ -10,7 +10,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from ppsd_rt import Engine
-from ppsd_rt.cli import chat, conversation
+from ppsd_rt.cli import conversation
 from ppsd_rt.cli import main as cli
 
 ENTER, UP, END = "\r", "\x1b[A", "\x04"
@@ -24,7 +24,7 @@ def pasted(text):
 def converse(folder, tmp_path, monkeypatch, capsys):
     """--chat with these keys typed -> (status, messages of every turn that was answered, standard output, error)."""
     monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(chat, "on_terminal", lambda: True)
+    monkeypatch.setattr(conversation, "on_terminal", lambda: True)
     monkeypatch.setattr(prompt_toolkit.output, "create_output", lambda **_: DummyOutput())
 
     def converse(keys, *args):
@@ -61,7 +61,7 @@ def test_commands_are_not_sent_to_the_model(converse):
     status, asked, out, err = converse("".join(key + ENTER for key in keys))
     assert (status, turns(asked)) == (0, ["a", "b", "/usr is what?", "/usr/bin is what?"])
     assert [len(messages) for messages in asked] == [1, 1, 3, 5]  # /reset: b is the first turn again
-    assert chat.HELP in out
+    assert conversation.HELP in out
     assert "ppsd-run: there is no command /usual: see /help" in err
 
 
@@ -71,32 +71,18 @@ def typed(*lines):
 
 def test_every_command_is_explained_and_obeyed(converse):
     """None ends the conversation, whatever is missing."""
-    names = [name.split()[0] for name in chat.COMMANDS if name != "exit"]
+    names = [name.split()[0] for name in conversation.COMMANDS if name != "exit"]
     status, asked, _, err = converse(typed(*(f"/{name}" for name in names), "hi"))
     assert (status, turns(asked)) == (0, ["hi"])
     assert "no command" not in err
-    for name, effect in chat.COMMANDS.items():
-        assert f"/{name} " in chat.HELP and effect in chat.HELP
+    for name, effect in conversation.COMMANDS.items():
+        assert f"/{name} " in conversation.HELP and effect in conversation.HELP
 
 
 def test_other_instructions(converse):
     _, asked, out, _ = converse(typed("/system Be brief.", "a", "/system", "/reset", "b"), "--system", "first")
     assert [messages[0] for messages in asked] == ["Be brief.", "Be brief."]
     assert "system: Be brief." in out
-
-
-def test_settings_change_the_next_answers(converse):
-    _, _, out, err = converse(
-        typed("/set length 5", "a", "/stats", "/set length x", "/set hue 3", "/set top-p 2", "/set")
-    )
-    assert "\n5 tokens, cut by -n | " in "\n" + out  # of /stats
-    assert "/set length: 'x' is not a whole number" in err
-    assert "/set takes one of temperature, length" in err
-    assert "top_p must be above 0" in err
-    assert out.splitlines()[-1].startswith("temperature 0.0 | length 5 | top-k 0 | top-p 1.0")
-    _, _, out, err = converse(typed("/set schedule plain", "/set schedule fast", "a", "/stats"))
-    assert "schedule plain" in out and " | plain, cpu" in out
-    assert "fast" in err
 
 
 def test_an_answer_can_be_made_again_and_a_turn_taken_back(converse):
@@ -106,20 +92,6 @@ def test_an_answer_can_be_made_again_and_a_turn_taken_back(converse):
     assert "there is no turn to undo" in err
     assert "greedy decoding gives the same answer again" in err
     assert "1 turn left" in err
-
-
-def test_a_conversation_is_saved_and_loaded(converse, tmp_path):
-    path, other = tmp_path / "talk.json", tmp_path / "other.json"
-    other.write_text('[{"role": "assistant", "content": "x"}]')
-    converse(typed("/system Be brief.", "a", f"/save {path}"))
-    saved = json.loads(path.read_text())
-    assert [message["role"] for message in saved] == ["system", "user", "assistant"]
-    _, asked, _, err = converse(typed(f"/load {other}", f"/load {path}", "b", f"/save {path}", "/load", "/save"))
-    assert asked == [[*(message["content"] for message in saved), "b"]]
-    assert "1 turn loaded" in err
-    assert "user and assistant must take turns" in err
-    assert f"cannot write {path}: File exists" in err
-    assert "/load needs the name of a file" in err
 
 
 def test_a_file_goes_with_the_next_turn_only(converse, tmp_path):
@@ -156,15 +128,37 @@ def test_a_full_context_offers_to_drop_the_oldest_turns(converse, monkeypatch, s
         assert asked[-1][::2] == ["c" + long, "d"]
 
 
-def test_history_goes_from_one_conversation_to_the_next(converse):
+def history(tmp_path):
+    return tmp_path / "cache" / "chat" / "history.txt"
+
+
+def test_history_goes_from_one_conversation_to_the_next(converse, tmp_path):
     converse(pasted("first\nturn") + ENTER + END)
     assert turns(converse(UP + ENTER + END)[1]) == ["first\nturn"]
-    assert stat.S_IMODE(chat.history_path().stat().st_mode) == 0o600
+    assert stat.S_IMODE(history(tmp_path).stat().st_mode) == 0o600
 
 
-def test_a_damaged_history_begins_anew(converse):
-    chat.history_path().parent.mkdir(parents=True)
-    for damaged in ("", "[1]", "{", "[" * 100_000, '"a"'):
-        chat.history_path().write_text(damaged)
-        assert converse("hi" + ENTER + END)[0] == 0
-        assert chat.read_history(chat.history_path()) == ["hi"]
+def test_a_history_that_is_damaged_or_cannot_be_kept_keeps_nobody_from_talking(converse, tmp_path):
+    history(tmp_path).parent.mkdir(parents=True)
+    history(tmp_path).write_bytes(b"\xff{[\0\n+")
+    assert converse("hi" + ENTER + END)[:2] == (0, [["hi"]])
+    history(tmp_path).unlink()
+    history(tmp_path).mkdir()
+    assert converse("hi" + ENTER + END)[:2] == (0, [["hi"]])
+
+
+def test_turns_from_a_pipe_are_read_as_files_are(folder, monkeypatch, capsys):
+    """Each line is a turn, in either encoding, and of the commands there is only /reset."""
+    asked, ask = [], conversation._Conversation.ask
+
+    def heard(self, text):
+        asked.append((len(self.turns), text))
+        ask(self, text)
+
+    monkeypatch.setattr(conversation._Conversation, "ask", heard)
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        content = "tvåĊ\n\n/stats\n/reset\nend\n".encode(encoding)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        args = ["--chat", "--model", str(folder), "--dtype", "float32", "--exit-head", "none", "-n", "2"]
+        assert cli.main(args) == 0
+        assert [asked.pop(0) for _ in range(3)] == [(0, "tvåĊ"), (2, "/stats"), (0, "end")]

@@ -39,8 +39,7 @@ def test_an_answer_that_ends_by_itself_is_told_from_one_that_was_cut(run):
     _, _, err = run("abc", "-n", 9, "--stop", text[3])
     assert [" tokens, stopped | " in err, " cut " in err] == [True, False]
     _, _, err = run("abc", "-n", 1)
-    assert err.splitlines()[-2].startswith("1 token, cut by -n | ")
-    assert err.splitlines()[-1] == "the answer was cut at 1 token (-n): -n -1 has no limit"
+    assert err.splitlines()[-1].startswith("1 token, cut by -n | ")  # who gave it knows the way out
 
 
 def test_a_grammar_that_did_not_end_is_an_error(run):

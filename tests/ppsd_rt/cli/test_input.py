@@ -1,5 +1,6 @@
 """What becomes the prompt: the argument, files, what is piped in; and words that are commands elsewhere."""
 
+import io
 import json
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from ppsd_rt import Engine, UsageError
+from ppsd_rt.cli import common
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cli.commands import COMMANDS
 from ppsd_rt.cli.parser import parse
@@ -39,6 +41,56 @@ def test_files_follow_the_prompt(text_of, tmp_path):
     files = ["-f", tmp_path / "a", "-f", tmp_path / "b"]
     assert text_of("Compare.", *files, input="and this") == ["Compare.\n\nthis is a\n\nthis is b\n\nand this"]
     assert text_of(*files, stdin=subprocess.DEVNULL) == ["this is a\n\nthis is b"]
+
+
+def test_standard_input_is_read_as_files_are(text_of, tmp_path):
+    """With a mark at its head, and in the two encodings that have one, a prompt and JSON lines are what they are."""
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        for content, args, expected in (
+            ("två 😀", (), ["två 😀"]),
+            ('{"prompt": "ett"}\n{"prompt": "två"}\n', ("--prompts", "-"), ["ett", "två"]),
+        ):
+            (tmp_path / "given").write_bytes(content.encode(encoding))
+            with (tmp_path / "given").open("rb") as given:
+                assert text_of(*args, stdin=given) == expected
+        assert text_of("-f", tmp_path / "given", stdin=subprocess.DEVNULL)[0].startswith('{"prompt": "ett"}')
+
+
+def test_a_wait_for_standard_input_is_told(monkeypatch, caplog):
+    begun, caught = [], caplog.set_level("INFO", "ppsd_rt")
+
+    class Timer:  # the second is over as soon as it begins
+        def __init__(self, seconds, tell, what):
+            begun.append(seconds)
+            self.start, self.cancel = lambda: tell(*what), lambda: begun.append("cancelled")
+
+    monkeypatch.setattr(common, "Timer", Timer)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a text")))
+    assert (common.standard_input(), begun, caught) == ("a text", [1.0, "cancelled"], None)
+    assert caplog.messages == ["reading standard input to its end; < /dev/null leaves it out"]
+
+
+def test_json_is_json_where_the_stream_is_ascii(monkeypatch):
+    for encoding, expected in (("ascii", b'"\\u00e5 \\ud83d\\ude00"\n'), ("utf-8", '"å 😀"\n'.encode())):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace")
+        monkeypatch.setattr("sys.stdout", stream)
+        common.print_json("å 😀")
+        assert stream.buffer.getvalue() == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--seed", "4"], "greedy decoding leaves --seed without effect: add --temperature"),
+        (["--top-p", "0.9", "--top-k", "3"], "greedy decoding leaves --top-k and --top-p without effect"),
+        (["-t", "2"], "-t 2 is a temperature, at which text falls apart; CPU threads are --threads"),
+        (["-t", "0.8", "--seed", "4", "--top-p", "0.9"], None),
+    ],
+)
+def test_options_that_do_nothing_or_too_much_are_told(options, said, caplog):
+    caplog.set_level("INFO", "ppsd_rt")
+    common.sampling_params(parse(["x", *options]))
+    assert [message.startswith(said) for message in caplog.messages] == [True] * (said is not None)
 
 
 def test_prompts_from_standard_input(text_of):

@@ -1,13 +1,14 @@
-"""An answer on a terminal: words stay whole, and Markdown is rendered when a block is."""
+"""An answer on a terminal: words stay whole, and Markdown is rendered as it comes."""
 
 import io
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from ppsd_rt.cli import rendering
-from ppsd_rt.cli.rendering import show, whole_blocks, whole_lines
+from ppsd_rt.cli.rendering import show
 
 MARKDOWN = """# Title
 
@@ -72,25 +73,9 @@ def test_words_wrap_whole_at_any_width(width):
     assert "\n\n" in text
 
 
-def test_blocks_are_whole_when_nothing_can_be_added():
-    blocks, rest = [], ""
-    for character in MARKDOWN:
-        whole, rest = whole_blocks(rest + character)
-        blocks += [whole] if whole else []
-    assert [block.strip() for block in [*blocks, rest]] == [
-        "# Title",
-        "Some *words* that go on for longer than the terminal is wide.\nAnd a second line.",
-        "1. one\n\n2. two\n\n   more of two",
-        "```python\na = 1\n\nb = 2\n```",
-        "The end",
-    ]
-    assert whole_lines("a\nb\nc") == ("a\nb\n", "c")
-
-
 def test_markdown_is_rendered():
     screen, text = shown(Answer(MARKDOWN), True)
-    assert "*words*" in screen  # while the block was not whole
-    assert "*words*" not in text
+    assert "Some words" in screen and "*words*" not in text
     assert "Some words that" in text
     assert "1 one" in text
     assert "2 two" in text
@@ -105,3 +90,26 @@ def test_what_was_held_back_follows_an_interruption():
     with pytest.raises(KeyboardInterrupt):
         show(Answer("one two three four five", fails_after=6), False, console)
     assert screen.getvalue().rstrip("\x1b[?25h\n").endswith("one two three four five")
+
+
+def test_a_long_answer_is_redrawn_by_its_end_only():
+    """More than a screen of it could not be wiped out again; all of it stands there at the end."""
+    screen, text = shown(Answer("\n\n".join(f"part{number}" for number in range(30))), True)
+    assert text.split() == [f"part{number}" for number in range(30)]
+    drawn = max(len(piece.split("\n")) for piece in screen.rpartition("\x1b[2K")[0].split("\x1b[2K"))
+    assert drawn <= 10
+
+
+def test_drawing_takes_a_small_share_of_the_time(monkeypatch):
+    now, drawn = [0.0], []
+
+    class Slow(rendering._End):
+        def __init__(self, whole):
+            drawn.append(now[0])
+            now[0] += 0.2  # to draw
+
+    monkeypatch.setattr(rendering, "_End", Slow)
+    monkeypatch.setattr(Slow, "__rich_console__", lambda *_: iter(()), raising=False)
+    monkeypatch.setattr(rendering, "monotonic", lambda: now.__setitem__(0, now[0] + 0.01) or now[0])
+    shown(Answer("x" * 3000), True)
+    assert len(drawn) > 3 and min(b - a for a, b in pairwise(drawn)) > 2.0

@@ -10,6 +10,7 @@ from gguf_support import (
     OWN,
     SIZES,
     WIDE,
+    as_folder,
     four_bit_model,
     gguf_name,
     metadata,
@@ -25,7 +26,6 @@ from ppsd_rt.cpu.importance import importance_for
 from ppsd_rt.cpu.tensors import packable
 from ppsd_rt.models import checkpoint as checkpoints
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.models.gguf_import import convert_gguf
 
 IDS = [(7 * i * i + 3 * i) % 250 for i in range(90)]
 SHAPE = {"num_hidden_layers": 2, "tie_word_embeddings": False}
@@ -73,7 +73,7 @@ def test_from_the_file_to_the_logits(tmp_path, kind):
     """What is packed, with activations in float32, against what the `gguf` package makes of the file."""
     path = four_bit_model(tmp_path / "model.gguf", dict.fromkeys(MATRICES, kind))
     checkpoint = Checkpoint(path)
-    convert_gguf(path, tmp_path / "folder")
+    as_folder(path, tmp_path / "folder")
     exact = load(tmp_path / "folder", "float32").backend.logits(IDS, len(IDS))
     weights = checkpoints.read_file(tmp_path / "folder" / "model.safetensors")
     dtype = "int8" if kind == Kind.Q6_K else "int4"

@@ -43,7 +43,7 @@ def test_a_child_is_started_again_so_many_times_and_no_more(monkeypatch):
     monkeypatch.setattr("ppsd_rt.front.child.subprocess.Popen", ends)
     child = Child(["engine"], {"PPSD_ENGINE_KEY": "x"}, 2, given_up.put)
     assert given_up.get(timeout=120) == "the engine has ended with status 3, and is not started again (--restarts)"
-    assert [command[1:] for command in started] == [["-m", "ppsd_rt", "engine"]] * 3
+    assert [command[1:] for command in started] == [["-P", "-m", "ppsd_rt", "engine"]] * 3
     child.close()
 
 
@@ -75,10 +75,13 @@ def test_an_engine_that_cannot_start_ends_the_server(tmp_path, capfd):
         (["serve", "--engines", "host"], "'host' is not HOST:PORT"),
         (["engine", "--front", "1:2:x"], "is not HOST:PORT"),
         (["engine"], "--front"),
+        (["serve", "--engines", "7000", "--port", "0"], "PPSD_ENGINE_KEY needs 16 characters or more"),
+        (["engine", "--front", "127.0.0.1:7000"], "PPSD_ENGINE_KEY needs 16 characters or more"),
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused_in_one_line(options, said, capsys):
+def test_what_makes_no_sense_is_refused_in_one_line(options, said, capsys, monkeypatch):
+    monkeypatch.setenv("PPSD_ENGINE_KEY", "fifteen letters")
     assert cli.main(options) == 2
     err = capsys.readouterr().err
     assert said in err

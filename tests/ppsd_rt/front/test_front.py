@@ -1,9 +1,10 @@
 """A front and engines in one process: connections are cut after so many rounds, and nobody who asked sees it."""
 
+import errno
 import logging
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from grammar_support import GRAMMARS
@@ -12,14 +13,15 @@ from support import write_model
 
 from ppsd_rt import Engine, PpsdError, RunOptions, SamplingParams, UsageError
 from ppsd_rt.engine import open_model
+from ppsd_rt.front import engines as front_side
 from ppsd_rt.front import work as engine_side
 from ppsd_rt.front.asks import Lost, facts_of
 from ppsd_rt.front.backend import MOST_LOSSES, FrontBackend
-from ppsd_rt.front.engines import Engines
+from ppsd_rt.front.engines import _MOST_STRANGERS, Engines
 from ppsd_rt.front.wire import Line
 from ppsd_rt.serve.run import listen
 
-KEY = "a key"
+KEY = "a key of engines"
 PARAMS = SamplingParams(max_tokens=48, temperature=1.1, seed=4, presence_penalty=1.0, ignore_eos=True)
 
 
@@ -38,10 +40,10 @@ def engine(folder):
 class Front:
     """A front whose engines are threads, each with a connection that the test can cut."""
 
-    def __init__(self, folder, engine):
+    def __init__(self, folder, engine, engines=Engines):
         self._folder, self._engine = folder, engine
         self.listener = listen("127.0.0.1", 0)
-        self.engines = Engines(self.listener, KEY, HANG)
+        self.engines = engines(self.listener, KEY, HANG)
         self.cuts = []  # of each connection that will come, after how many rounds it is cut; then: never
         self.connections, self._threads = [], []
 
@@ -204,27 +206,171 @@ def test_who_waits_for_an_engine_can_go(front):
     assert answer.run().ids == ()
 
 
-def test_silence_is_a_loss():
-    """A limit that passes; nobody measures how soon."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        line = Line(_Quiet(ours), 0.05)
-        with pytest.raises(Lost, match=r"it has been silent for 0\.05 s"):
-            line.read()
-        assert line.silent
+class Link:
+    """One end of a connection, in the test's time. sends: bytes a second that the other end takes."""
 
+    def __init__(self, sends=1e9, comes=()):
+        self.now, self._sends, self._comes, self._limit, self.sent = 0.0, sends, list(comes), None, b""
+        self.closed = False
 
-class _Quiet:
-    """A socket of a pair, which has no options of TCP."""
+    def clock(self):
+        return self.now
 
-    def __init__(self, wrapped):
-        self._wrapped = wrapped
-
-    def __getattr__(self, name):
-        return getattr(self._wrapped, name)
+    def settimeout(self, seconds):
+        self._limit = seconds
 
     def setsockopt(self, *_):
         pass
+
+    def _pass(self, seconds):
+        self.now += min(seconds, self._limit)
+        if seconds >= self._limit:
+            raise TimeoutError
+
+    def sendall(self, data):
+        self._pass(len(data) / self._sends)
+        self.sent += data
+
+    def recv(self, _):
+        """The next that comes: (seconds until then, bytes)."""
+        seconds, data = self._comes.pop(0) if self._comes else (1e9, b"")
+        self._pass(seconds)
+        return data
+
+    def shutdown(self, _):
+        self.closed = True
+
+    def close(self):
+        self.closed = True
+
+    def line(self, silence=10.0):
+        return Line(self, silence, self.clock)
+
+
+def test_silence_is_a_loss():
+    link = Link(comes=[(9.0, b'{"kind":"alive"}'), (9.0, b'\n{"kind":"x"}\n{"kind":'), (9.0, b'"y"}\n')])
+    line = link.line()
+    assert [line.read()["kind"] for _ in range(2)] == ["x", "y"]
+    with pytest.raises(Lost, match=r"it has been silent for 10 s"):
+        line.read()
+    assert line.silent and link.closed and link.now == 37.0
+
+
+def test_a_slow_link_is_not_silent():
+    """8 MB at 2 Mbit/s take half a minute: each piece of them has its own time."""
+    link = Link(sends=250_000)
+    line = link.line()
+    line.send("head", part="A" * 8_000_000)
+    assert len(link.sent) > 8_000_000 and link.now > 30 and not line.silent
+    with pytest.raises(Lost, match="silent"):
+        Link(sends=1000).line().send("head", part="A" * 8_000_000)
+
+
+def test_who_may_be_anybody_has_one_time_and_little_room():
+    drip = Link(comes=[(5.0, b" ")] * 100)
+    with pytest.raises(Lost, match="silent for 10 s"):
+        drip.line().first()
+    assert drip.now == 10.0, "however steadily it comes"
+    flood = Link(comes=[(0.0, b"[]," * 20_000)] * 1000)
+    with pytest.raises(Lost, match="it sent what is no message"):
+        flood.line().first()
+    assert len(flood._comes) > 990, "64 KiB are enough for a hello"
+
+
+HELLOS = [
+    b'{"kind":"hello","key":"\\ud800"}\n',
+    b'{"kind":"hello","proof":"\\ud800"}\n',
+    b'{"kind":"hello","proof":5}\n',
+    b'{"kind":"hello"}\n',
+    b"[]\n",
+    b'{"kind":["alive"]}\n',
+    b'{"kind":1' + b"9" * 5000 + b"}\n",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"x" * 70_000,
+]
+
+
+def test_strangers_end_neither_the_listener_nor_a_thread_nor_each_other(front, engine, caplog):
+    caplog.set_level(logging.WARNING, "ppsd_rt")
+    address = front.listener.getsockname()[:2]
+    for hello in HELLOS:
+        with socket.create_connection(address, HANG) as stranger:
+            assert b"nonce" in stranger.recv(1000)
+            stranger.sendall(hello)
+            with suppress(ConnectionResetError):  # what it has sent is not read to its end
+                assert stranger.recv(1000) == b"", hello[:60]
+    waiting = [socket.create_connection(address, HANG) for _ in range(3 * _MOST_STRANGERS)]
+    for stranger in waiting[: 2 * _MOST_STRANGERS]:  # the oldest are sent away
+        with suppress(ConnectionResetError):
+            assert stranger.makefile("rb").read().count(b"\n") <= 1
+    front.start()
+    assert front.engine().generate("x", PARAMS, "plain").run().ids == engine.generate("x", PARAMS, "plain").run().ids
+    for stranger in waiting:
+        stranger.close()
+    while front.engines._strangers or sum(one.name.startswith("engine ") for one in threading.enumerate()) > 1:
+        pass  # their threads end too
+
+
+class Accepting:
+    """A listener whose system has no more files, and then has."""
+
+    def __init__(self, listener):
+        self._listener, self._left = listener, 3
+
+    def accept(self):
+        self._left -= 1
+        if self._left >= 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._listener.accept()
+
+    def __getattr__(self, name):
+        return getattr(self._listener, name)
+
+
+def test_a_system_without_files_or_threads_does_not_end_the_listener(folder, engine, monkeypatch, caplog):
+    caplog.set_level(logging.WARNING, "ppsd_rt")
+    monkeypatch.setattr("ppsd_rt.front.engines._AGAIN", 0.0)
+    full, real = [True, True], front_side.start
+
+    def start(thread):
+        if thread.name.startswith("engine ") and full:
+            full.pop()
+            raise PpsdError("the system starts no more threads")
+        real(thread)
+
+    monkeypatch.setattr(front_side, "start", start)
+    monkeypatch.setattr(engine_side, "_AGAIN", 0.0)
+    front = Front(folder, engine, lambda listener, *rest: Engines(Accepting(listener), *rest))
+    for _ in range(2):
+        turned_away = socket.create_connection(front.listener.getsockname()[:2], HANG)
+        with turned_away, suppress(ConnectionResetError):
+            assert turned_away.recv(1000) == b""
+    front.start()
+    assert front.engines.first()
+    assert "no engine can come just now: Too many open files" in caplog.text
+    assert "is sent away: the system starts no more threads" in caplog.text
+    front.close()
+
+
+def test_the_key_never_travels_and_a_line_that_was_overheard_is_of_no_use(front, monkeypatch):
+    said, send = [], Line.send
+
+    def overheard(line, kind, **fields):
+        said.append((kind, fields))
+        send(line, kind, **fields)
+
+    monkeypatch.setattr(Line, "send", overheard)
+    front.start()
+    front.engines.first()
+    ((_, hello),) = [one for one in said if one[0] == "hello"]
+    assert KEY not in str(said)
+    with socket.create_connection(front.listener.getsockname()[:2], HANG) as connection:
+        line = Line(connection, HANG)
+        line.first()
+        line.send("hello", **hello)
+        with pytest.raises(Lost, match="closed"):
+            line.read()
+    assert len(front.engines._engines) == 1
 
 
 def test_facts_and_events_survive_the_wire(front, engine):

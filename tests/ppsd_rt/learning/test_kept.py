@@ -1,8 +1,13 @@
 """What is kept of answers: whole after every fault, bounded, one writer's, and gone when it is to be."""
 
+import json
 import logging
-import os
+import shutil
 import stat
+import struct
+import subprocess
+import sys
+import zlib
 from contextlib import closing
 
 import numpy as np
@@ -47,7 +52,7 @@ def test_answers_are_kept_once_for_their_owner_alone(tmp_path):
     kept = keep(folder)
     assert kept.add([7, 8], range(LEAST_ANSWER), free=False, owner=5, judged=10, accepted=6)
     assert kept.add([7, 8], range(LEAST_ANSWER + 1), owner=None, judged=5, accepted=1)
-    assert not kept.add([7, 8], range(LEAST_ANSWER), judged=3, accepted=3), "it is there"
+    assert not kept.add([7, 8], range(LEAST_ANSWER), owner=5, judged=3, accepted=3), "it is there"
     assert not kept.add([7, 8], range(LEAST_ANSWER - 1)), "too short"
     kept.close()
     (first, _), (second, _) = read_records(folder, VOCABULARY)
@@ -55,105 +60,127 @@ def test_answers_are_kept_once_for_their_owner_alone(tmp_path):
     assert (second.free, second.owner, second.day) == (True, None, 20_000)
     assert read_days(folder) == {"2024-10-04": [18, 10]} and read_model(folder) == TOLD
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    keeping = keep(folder)  # SQLite's own files, too, which go with the last connection
+    keeping.add(*text(5, LEAST_ANSWER - 1), judged=1)
+    assert len([*folder.iterdir()]) == 6
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    keeping.close()
     again = keep(folder)
-    assert not again.add([7, 8], range(LEAST_ANSWER)) and again.secret == kept.secret
-    assert (again.tokens, again.fresh, again.days) == (2 * LEAST_ANSWER + 1, 2 * LEAST_ANSWER + 1, kept.days)
+    assert not again.add([7, 8], range(LEAST_ANSWER), owner=5) and again.secret == kept.secret
+    assert (again.tokens, again.fresh) == (2 * LEAST_ANSWER + 1, 2 * LEAST_ANSWER + 1)
 
 
-def test_a_writer_that_is_killed_loses_the_answer_in_progress_alone(tmp_path, caplog):
-    folder = filled(tmp_path / "kept", 3)
-    path = folder / "answers-00000.bin"
-    whole, (*_, (_, (_, before)), _) = path.read_bytes(), [*read_records(folder, VOCABULARY)]
-    for cut in range(before + 1, len(whole)):
-        path.write_bytes(whole[:cut])
-        caplog.clear()
-        kept = keep(folder)
-        assert len(caplog.records) == 1 and "cut short" in caplog.text
-        assert kept.add(*text(9))
-        kept.close()
-        assert read(folder) == [0, 1, 9], "what follows a cut record would be lost"
-        (folder / "answers-00001.bin").unlink()
-    path.write_bytes(whole)
-    keep(folder).add(*text(9))
-    assert read(folder) == [0, 1, 2, 9] and not (folder / "answers-00001.bin").exists()
+def test_one_text_of_two_owners_is_kept_for_both(tmp_path):
+    kept = keep(tmp_path)
+    prompt, answer = text(1)
+    assert [kept.add(prompt, answer, owner=owner) for owner in (5, None, 2**64 - 1, 5, None)] == [True] * 3 + [
+        False
+    ] * 2
+    kept.close()
+    assert [record.owner for record, _ in read_records(tmp_path, VOCABULARY)] == [5, None, 2**64 - 1]
 
 
-def test_a_damaged_file_is_read_up_to_there_and_others_whole(tmp_path, caplog):
-    folder = filled(tmp_path / "kept", 3)
-    path = folder / "answers-00000.bin"
-    data, size = bytearray(path.read_bytes()), path.stat().st_size // 3
-    os.link(path, folder / "answers-00001.bin")
-    for place in range(size, 2 * size, 7):
-        damaged = bytearray(data)
-        damaged[place] ^= 0x10
-        path.unlink()
+KILLED = """
+import os, sys
+from pathlib import Path
+from ppsd_rt.learning.kept import Kept
+kept = Kept(Path(sys.argv[1]), {"hash": "abc", "name": "tiny", "dtype": "int8", "head": "auto"}, 1000)
+for number in range(1000):
+    if kept.add([number, 1, 2], [number, *range(3, 22)], judged=1):
+        print(number, flush=True)
+"""
+
+
+def test_a_writer_that_is_killed_loses_nothing_that_it_has_kept(tmp_path):
+    folder = tmp_path / "kept"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, folder], stdout=subprocess.PIPE, text=True)
+    for _ in range(300):
+        last = int(process.stdout.readline())
+    process.kill()
+    last = max([last, *map(int, process.stdout.read().split("\n")[:-1])])
+    process.wait()
+    assert (folder / "answers.sqlite-wal").exists(), "it did not end by itself"
+    kept = keep(folder)
+    found = read(folder)
+    assert found == [*range(len(found))] and len(found) in (last + 1, last + 2)
+    assert sum(judged for judged, _ in kept.days.values()) == len(found)
+    assert kept.add(*text(999))
+    kept.close()
+    assert read(folder) == [*found, 999]
+
+
+def test_of_a_damaged_file_stays_what_can_be_read(tmp_path, caplog):
+    folder = filled(tmp_path / "kept", 500)
+    path = folder / "answers.sqlite"
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 5 * 4096):
+        damaged = bytearray(whole)
+        damaged[place : place + 4096] = bytes(range(256)) * 16
         path.write_bytes(damaged)
         caplog.clear()
-        assert read(folder) == [0, 0, 1, 2] and len(caplog.records) == 1
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"2024-10-04": [0, 0]}', '{"2024-10-04": 3}'])
-def test_damaged_counts_of_days_begin_anew(tmp_path, content):
-    folder = filled(tmp_path / "kept", 1)
-    (folder / "days.json").write_text(content)
-    assert keep(folder).days == {}
+        kept = keep(folder)
+        assert "is damaged: what can be read of it stays" in caplog.text
+        assert kept.add(*text(999))
+        kept.close()
+        found = read(folder)
+        assert found.pop() == 999 and set(found) <= set(range(500))
+        caplog.clear()
+        keep(folder).close()
+        assert not caplog.records, "it is whole again"
+    path.write_bytes(b"")
+    assert keep(folder).tokens == 0
 
 
 def test_a_full_disk_costs_no_answer_and_one_line(tmp_path, caplog):
     kept = keep(tmp_path / "kept")
     assert kept.add(*text(1))
-    there, kept._path = kept._path, tmp_path / "kept" / "answers-00001.bin"
-    kept._path.symlink_to("/dev/full")
+    (most,) = kept._db.execute("PRAGMA page_count").fetchone()
+    kept._db.execute(f"PRAGMA max_page_count = {most}")
     with caplog.at_level(logging.WARNING):
-        assert not kept.add(*text(2)) and not kept.add(*text(3))
+        refused = [kept.add(*text(number, 800), judged=1) for number in range(2, 30)]
+    assert not any(refused[1:])
     assert [record.getMessage() for record in caplog.records] == [
-        f"answers are not kept in {tmp_path / 'kept'}: No space left on device"
+        f"answers are not kept in {tmp_path / 'kept'}: database or disk is full"
     ]
-    kept._path.unlink()
-    kept._path = there
-    assert kept.add(*text(2)), "there is room again"
-    assert read(tmp_path / "kept") == [1, 2]
+    kept._db.execute("PRAGMA max_page_count = 100000")
+    assert kept.add(*text(30, 800)), "there is room again"
+    assert kept.tokens == sum(record.tokens for record, _ in read_records(tmp_path / "kept", VOCABULARY))
 
 
-def test_half_a_record_on_a_full_disk_is_taken_back(tmp_path, monkeypatch):
-    kept = keep(tmp_path / "kept")
-    assert kept.add(*text(1))
-    real = os.fdopen
-
-    class Full:
-        def __init__(self, *args, **options):
-            self.file = real(*args, **options)
-
-        def write(self, data):
-            self.file.write(data[: len(data) // 2])
-            return len(data) // 2
-
-        def truncate(self, size):
-            self.file.truncate(size)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.file.close()
-
-    with monkeypatch.context() as patch:
-        patch.setattr("ppsd_rt.learning.kept.open", Full, raising=False)
-        assert not kept.add(*text(2))
-    assert kept.add(*text(3)) and read(tmp_path / "kept") == [1, 3]
-
-
-def test_the_oldest_answers_go_where_there_are_too_many(tmp_path):
-    most = 40_000
+def test_the_oldest_answers_go_where_there_are_too_many_and_leave_no_trace(tmp_path):
+    most = 200_000
     kept = keep(tmp_path / "kept", most_bytes=most)
     for number in range(VOCABULARY):
-        assert kept.add(*text(number, 10))
-        assert sum(path.stat().st_size for path in kept.folder.glob("answers-*")) <= most
+        assert kept.add([number, 1, 2], [number, *range(3, 82)])
     found = read(kept.folder)
-    assert found == [*range(VOCABULARY - len(found), VOCABULARY)] and len(found) > 400
-    assert kept.tokens == 10 * len(found)
-    assert kept.add(*text(0, 10)) and not kept.add(*text(VOCABULARY - 1, 10)), "what has gone may come again"
+    assert found == [*range(VOCABULARY - len(found), VOCABULARY)] and len(found) > 200
+    assert kept.tokens == 80 * len(found) == kept.fresh
+    kept.close()
+    data = (kept.folder / "answers.sqlite").read_bytes()
+    assert len(data) <= most + 50_000
+    gone, there = (np.array([number, 1, 2, number, 3], "<i4").tobytes() for number in (300, VOCABULARY - 1))
+    assert gone not in data and there in data
+    kept = keep(kept.folder, most_bytes=most)
+    assert kept.add(*text(0, 10)), "what has gone may come again"
+
+
+def test_an_old_folder_is_read_once_and_what_it_keeps_is_nobodys(tmp_path):
+    def packed(number, flags):
+        ids = np.array([*text(number)[0], *text(number)[1]], "<i4").tobytes()
+        rest = struct.pack("<IIIIQ", len(ids) // 4, 3, flags, 20_000, 5) + ids
+        return struct.pack("<I", zlib.crc32(rest)) + rest
+
+    (tmp_path / "model.json").write_text(json.dumps(TOLD))
+    (tmp_path / "secret").write_text("s")
+    (tmp_path / "days.json").write_text('{"2024-10-03": [8, 5]}')
+    (tmp_path / "answers-00000.bin").write_bytes(packed(1, 3) + packed(2, 2) + packed(3, 3)[:-5])
+    (tmp_path / "answers-00001.bin").write_bytes(packed(4, 1))
+    kept = keep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} >= {"answers.sqlite", "model.json", "secret"}
+    assert not [*tmp_path.glob("*.bin")] and not (tmp_path / "days.json").exists()
+    assert (kept.days, kept.secret, kept.tokens) == ({"2024-10-03": [8, 5]}, b"s", 60)
+    found = [(record.ids[0], record.free, record.owner) for record, _ in read_records(tmp_path, VOCABULARY)]
+    assert found == [(1, True, None), (2, False, None), (4, True, None)], "owner 0 may have been everybody"
 
 
 def test_a_folder_has_one_writer_and_one_model(tmp_path):
@@ -171,7 +198,7 @@ def test_a_folder_has_one_writer_and_one_model(tmp_path):
 
 def test_what_is_no_folder_of_answers_is_refused_in_one_line(tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UsageError, match="holds other files: name a folder that is empty, or new"):
+    with pytest.raises(UsageError, match=r"holds other files \(thesis.txt\): name a folder that is empty, or new"):
         keep(tmp_path)
     with pytest.raises(PpsdError, match="holds no answers"):
         forget(tmp_path)
@@ -183,15 +210,40 @@ def test_what_is_no_folder_of_answers_is_refused_in_one_line(tmp_path):
         keep(folder)
 
 
-def test_forgetting_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("name", [".ssh/id_ed25519", ".bashrc", ".git/HEAD", ".unfinished", "own-photos/cat.jpg"])
+def test_a_folder_of_dot_files_is_not_taken_for_an_empty_one(tmp_path, name):
+    """Such as a home of a container, or a repository of .git alone."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    tmp_path.chmod(0o755)
+    with pytest.raises(UsageError, match="holds other files"):
+        keep(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755 and (tmp_path / name).read_text() == "mine"
+
+
+def test_forgetting_leaves_nothing_of_ours_and_all_else(tmp_path):
     folder = filled(tmp_path / "kept", 3)
-    (folder / "heads").mkdir()
-    (folder / "heads" / "00001.safetensors").write_bytes(b"head")
-    size = (folder / "answers-00000.bin").stat().st_size
+    ours = [
+        "heads/00001.safetensors",
+        "heads/state.json",
+        "heads/.state.json.unfinished",
+        "own-int8-ab12-2-4/text-00000.safetensors",
+    ]
+    others = [".ssh/id_ed25519", ".env", "notes.txt", "heads/mine.txt", "own-photos/cat.jpg"]
+    for name in (*ours, *others, ".model.json.unfinished", "answers-00003.bin"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"data")
+    (folder / "heads" / "00002.safetensors").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_text("mine")
     with closing(Lock(folder, ".training.lock")), pytest.raises(PpsdError, match="learns from"):
         forget(folder)
-    assert forget(folder) > size
-    assert {path.name for path in folder.iterdir()} <= {".lock", ".training.lock"}
+    assert forget(folder) > (3 * 23) * 4
+    left = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+    assert left == {*others, ".lock", ".training.lock"} and (tmp_path / "elsewhere").exists()
+    for name in (".ssh", "heads", "own-photos"):
+        shutil.rmtree(folder / name)
+    for name in (".env", "notes.txt"):
+        (folder / name).unlink()
     assert read(filled(folder, 1)) == [0], "and it may be used again"
 
 

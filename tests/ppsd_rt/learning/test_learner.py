@@ -1,12 +1,16 @@
 """Learning beside an engine: exact over swaps, out of the way of requests, and never a worse head in use."""
 
+import gc
+import io
 import itertools
 import json
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import threading
+import tracemalloc
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partialmethod
@@ -32,11 +36,22 @@ from ppsd_rt.front.backend import FrontBackend
 from ppsd_rt.front.engines import Engines
 from ppsd_rt.front.learned import Learned
 from ppsd_rt.front.wire import head_from, head_text
+from ppsd_rt.learning import heads as kept_heads
 from ppsd_rt.learning import learner as learning_beside
 from ppsd_rt.learning import train
 from ppsd_rt.learning.heads import LearnedHeads, Outcome
-from ppsd_rt.learning.kept import read_records
-from ppsd_rt.learning.learner import BEGIN_AFTER, FRESH, GO_ON_AFTER, LET_GO_AFTER, Child, Learner, on_battery
+from ppsd_rt.learning.kept import Record, read_records
+from ppsd_rt.learning.learner import (
+    AGAIN_AFTER,
+    BEGIN_AFTER,
+    FRESH,
+    GO_ON_AFTER,
+    LET_GO_AFTER,
+    MOST_WAITING,
+    Child,
+    Learner,
+    on_battery,
+)
 from ppsd_rt.learning.train import Learning, gain_of
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadFile, read_info
@@ -140,7 +155,7 @@ def use(folder, head, checkpoint, root, outcome=BETTER):
     found = LearnedHeads(folder, str(root), checkpoint)
     path = found.new_path()
     path.write_bytes(Path(head).read_bytes())
-    found.trained((0, 0), outcome, path)
+    found.trained(0, outcome, path)
 
 
 def test_answers_are_kept_as_they_were_given(folder, tmp_path):
@@ -265,7 +280,7 @@ def test_a_damaged_head_gives_way_to_the_one_before(heads, checkpoint, tmp_path,
     (tmp_path / "heads" / "00001.safetensors").unlink()
     assert found.load().info == read_info(heads[0])
     (tmp_path / "heads" / "state.json").write_text("{")
-    assert found.names == [] and found.learned == (0, 0) and found.outcomes == []
+    assert found.names == [] and found.learned == 0 and found.outcomes == []
 
 
 def test_heads_that_began_with_another_one_are_not_used(heads, checkpoint, tmp_path):
@@ -293,7 +308,7 @@ def test_a_training_begins_when_there_is_enough_and_the_engine_is_idle(beside, c
     beside.after(1)
     assert len(beside.begun) == 2
     beside.begun[1].ended = 0
-    beside.learner.heads.trained((0, 0), BETTER, None)
+    beside.learner.heads.trained(0, BETTER, None)
     beside.after(1)
     assert beside.learner.kept.fresh == 0
 
@@ -320,6 +335,106 @@ def test_a_request_stops_the_training_before_anything_else(beside):
     assert len(beside.begun) == 2
     engine.close()
     assert beside.begun[1].told == ["end"]
+
+
+def test_an_exception_ends_no_learner_and_is_said_once(folder, heads, tmp_path, monkeypatch, caplog):
+    """Whatever it is: the learner's thread counts the answers in progress, and keeps them."""
+    monkeypatch.setattr(learning_beside, "LOOK", 0.0)
+    engine, looks = load(folder, heads[0]), threading.Semaphore(0)
+
+    def look(_):
+        looks.release()
+        raise IndexError("a state that cannot be read")
+
+    monkeypatch.setattr(Learner, "look", look)
+    learner = engine.learner = Learner(engine, tmp_path, str(heads[0]))
+    for number in range(20):
+        engine.generate(f"No {number}", PARAMS).run()
+    assert all(looks.acquire(timeout=HANG) for _ in range(40))
+    engine.close()
+    assert learner._running == 0 and len([*read_records(tmp_path, 259)]) == 20
+    assert [record.exc_info is not None for record in caplog.records] == [True], "with a traceback"
+
+
+def test_a_state_that_cannot_be_read_when_a_training_has_ended_is_no_error(beside):
+    beside.keeps(FRESH)
+    beside.after(BEGIN_AFTER)
+    beside.begun[0].ended = 0
+    assert beside.after(1) == [] and beside.learner.heads.outcomes == []
+    assert beside.learner.kept.fresh == 0
+
+
+def test_weeks_of_answers_that_cannot_be_kept_take_no_memory(beside):
+    """A disk that hangs: what waits to be kept is bounded, and answers in progress are counted all the same."""
+    answer = beside.learner._engine().generate("Why?", PARAMS)
+    answer.run()
+    for _ in range(10 * MOST_WAITING):
+        beside.learner.begun()
+        beside.learner.ended(answer)
+    waiting = [beside.learner._ended.get_nowait() for _ in range(beside.learner._ended.qsize())]
+    assert sum(map(bool, waiting)) == MOST_WAITING
+    for item in waiting:
+        beside.learner._ended.put(item)
+    beside.after(0)
+    assert beside.learner._running == 0
+
+
+def test_a_week_of_answers_and_faults_leaves_memory_as_it_was(beside, heads, checkpoint, monkeypatch, caplog):
+    """Disks that fill, states that cannot be read, swaps that fail, trainings that are killed; an hour is a step."""
+    caplog.set_level(logging.CRITICAL, "ppsd_rt.learning")  # else it is caplog that grows
+    learner, answer = beside.learner, beside.learner._engine().generate("Why?", PARAMS)
+    answer.run()
+    real = learner.kept._db
+
+    def hours(count):
+        for hour in range(count):
+            learner.kept._db = sqlite3.connect(":memory:") if hour % 3 == 0 else real  # which has no tables
+            for _ in range(10):
+                learner.begun()
+                learner.ended(answer)
+            learner.kept.fresh += FRESH
+            if beside.begun:
+                beside.begun[-1].ended = (None, 0, -signal.SIGKILL)[hour % 3]
+                del beside.begun[:-1]
+            with suppress(PpsdError):
+                beside.after(3600)
+        learner.kept._db = real
+        gc.collect()
+
+    monkeypatch.setattr(learner._engine().backend, "pack_head", lambda _: (_ for _ in ()).throw(PpsdError("no room")))
+    use(learner.kept.folder, heads[1], checkpoint, heads[0])
+    hours(24)
+    tracemalloc.start()
+    hours(24)
+    before, _ = tracemalloc.get_traced_memory()
+    hours(5 * 24)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 200_000 and learner._running == 0 and learner._ended.empty()
+
+
+def test_a_head_that_cannot_come_into_use_waits(beside, heads, checkpoint, monkeypatch):
+    """A day of looks, one a second."""
+    tried = []
+
+    def refused(file):
+        tried.append(file)
+        raise PpsdError("not enough memory to pack the exit head")
+
+    engine, kept = beside.learner._engine(), beside.learner.kept.folder
+    use(kept, heads[1], checkpoint, heads[0])
+    swap = engine.backend.pack_head
+    monkeypatch.setattr(engine.backend, "pack_head", refused)
+    for _ in range(1440):
+        with suppress(PpsdError):
+            beside.after(60)
+    assert len(tried) == 144, "every ten minutes"
+    use(kept, heads[2], checkpoint, heads[0])
+    with pytest.raises(PpsdError, match="not enough memory"):
+        beside.after(1)
+    monkeypatch.setattr(engine.backend, "pack_head", swap)
+    beside.after(AGAIN_AFTER)
+    assert beside.learner._names == ["00001.safetensors", "00002.safetensors"]
 
 
 def test_an_answer_that_is_dropped_is_no_longer_in_progress(beside):
@@ -375,6 +490,17 @@ def test_the_child_recedes_and_knows_its_parent(monkeypatch):
     assert asked == [("nice", 19), (0, command.os.SCHED_IDLE), memory, (1, signal.SIGKILL)]
     with pytest.raises(PpsdError, match="has ended"):
         command._recede(1 << 30)
+
+
+def test_children_import_nothing_from_the_working_folder(tmp_path, monkeypatch):
+    """Such as another user's `numpy.py`: the child that learns begins by itself."""
+    started = []
+    monkeypatch.setattr(learning_beside.subprocess, "Popen", lambda command, **_: started.append(command))
+    Child(tmp_path)
+    command = started[0][: started[0].index("learn")]
+    (tmp_path / "numpy.py").write_text("raise SystemExit('somebody else runs')")
+    done = popen([*command, "learn", "--status", "none"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert "holds no answers" in done.communicate()[1]
 
 
 def test_a_machine_on_battery(tmp_path):
@@ -590,13 +716,14 @@ def test_an_engine_that_outlives_its_front_goes_back_with_its_user(folder, heads
 def test_an_engine_that_comes_hears_what_the_others_have_heard(front, folder, heads, monkeypatch):
     heard = SimpleQueue()
     monkeypatch.setattr(engine_side._Calls, "take", lambda calls, message: heard.put(message))
+    monkeypatch.setattr("ppsd_rt.front.engines.PART", 3)
     told = [("recall", {"ids": [1], "owner": 0}), ("head", {"hash": "1", "head": "older"})]
     told += [("recall", {"ids": [2], "owner": 7}), ("head", {"hash": "2", "head": "newer"})]
     for kind, fields in told:
         front.engines.tell(kind, **fields)
     front.come(load(folder, heads[0]))
-    messages = [heard.get(timeout=HANG) for _ in range(3)]
-    assert [message.get("ids", message.get("head")) for message in messages] == [[1], [2], "newer"]
+    messages = [heard.get(timeout=HANG) for _ in range(5)]
+    assert [message.get("ids", message.get("part")) for message in messages] == [[1], [2], "new", "er", ""]
     assert messages[1]["owner"] == 7
 
 
@@ -608,15 +735,15 @@ def test_engines_of_a_front_remember_what_it_has_kept(front, folder, heads, tmp_
     one.learn(tmp_path, str(heads[0]))
     found = [one.generate("Tell me.", PARAMS, "recycle", RunOptions(owner=owner)).run() for owner in (8, 7)]
     assert found[0].statistics.copied_accepted < found[1].statistics.copied_accepted
-    assert len(list(read_records(tmp_path, 259))) == 1, "they are one answer"
     one.close()
+    assert [record.owner for record, _ in read_records(tmp_path, 259)] == [7, 8], "each has his own"
 
 
 def test_owners_are_the_same_after_a_restart(folder, tmp_path):
     numbers = []
     for _ in range(2):
         with load(folder, learn=tmp_path) as engine, serving(engine) as served:
-            numbers.append(served.service.owner("Ann"))
+            numbers.append(served.service.owners.options("", "Ann", True, False).owner)
             served.post(user="Ann")
             engine.learner.work()
             metrics = served.http.get("/metrics").text
@@ -642,7 +769,7 @@ def test_what_is_not_to_be_stored_is_not_kept(folder, tmp_path):
 @pytest.fixture
 def learning(folder, checkpoint, heads, tmp_path, monkeypatch):
     """Answers of a user, all alike, and what learns from them."""
-    monkeypatch.setattr(train, "LEAST_TOKENS", 1000)
+    monkeypatch.setattr(kept_heads, "LEAST_TOKENS", 1000)
     monkeypatch.setattr(train, "RATE", 2.0)
     kept = tmp_path / "kept"
     with load(folder, heads[0], learn=kept) as engine:
@@ -695,7 +822,7 @@ def test_a_training_that_is_killed_changes_nothing_and_may_begin_anew(learning):
             if phase == seen:
                 run.close()
                 break
-        assert learning.heads.names == [] and learning.heads.learned == (0, 0)
+        assert learning.heads.names == [] and learning.heads.learned == 0
     ran(learning)
     assert learning.heads.names
 
@@ -711,7 +838,7 @@ def test_answers_to_some_general_prompts_judge_and_those_to_others_are_mixed_in(
         return judge(self, before, trainer, judged, fixed, tokens)
 
     monkeypatch.setattr(Learning, "_judge", spy)
-    (learning.folder / "own-of-other-prompts").mkdir()
+    (learning.folder / "own-int8-abc-2-4").mkdir()
     ran(learning)
     ((fixed, mixed, judged),) = seen
     prompts = learning._own_text(learning._layers(learning.heads.load())).prompts
@@ -721,9 +848,47 @@ def test_answers_to_some_general_prompts_judge_and_those_to_others_are_mixed_in(
 
 
 def test_too_little_to_learn_from_is_said(learning, monkeypatch):
-    monkeypatch.setattr(train, "LEAST_TOKENS", 100_000)
+    monkeypatch.setattr(kept_heads, "LEAST_TOKENS", 100_000)
     with pytest.raises(PpsdError, match=r"has 3,600 answer tokens that are new: 100,000 are the least$"):
         ran(learning)
+
+
+def test_it_is_said_before_torch_is_loaded(learning, monkeypatch, capsys):
+    monkeypatch.setattr(kept_heads, "LEAST_TOKENS", 100_000)
+    monkeypatch.setattr(command, "need", lambda *_: pytest.fail("torch takes seconds"))
+    assert main(["learn", str(learning.folder)]) == 1
+    assert "100,000 are the least" in capsys.readouterr().err
+
+
+def test_without_general_prompts_nothing_is_learned(learning, monkeypatch):
+    """Nothing would tell what the head forgets of them."""
+    monkeypatch.setattr(train, "encode", lambda *_: [1] * 10_000)
+    with pytest.raises(PpsdError, match="no general prompt fits this model's context"):
+        ran(learning)
+
+
+def test_a_prompt_that_was_typed_on_judges_nothing_that_was_learned():
+    def record(prompt, answer):
+        return Record(np.array([*prompt, *answer], np.int32), len(prompt), True, 0, 0)
+
+    code, answer = [*range(100, 200)], [*range(20)]
+    one = record([*code, 7, 8], answer)
+    assert train._alike(record([*code, 7, 8], [5] * 20), one), "at a temperature"
+    assert train._alike(record([*code, 7], [8, *answer]), one), "a letter less"
+    assert not train._alike(record([*code, 7], [5] * 20), one), "answered otherwise"
+    assert not train._alike(record([7, 8, 9], answer), record([7, 8, 8], answer)), "short questions"
+    assert not train._alike(record(range(300, 402), answer), one)
+
+
+def test_the_room_for_a_training_counts_what_it_holds(learning, monkeypatch):
+    """A head that drafts from a large vocabulary holds several probabilities of each id."""
+    head, free = learning.heads.load(), []
+    monkeypatch.setattr(train, "spare_memory", lambda: free[-1])
+    free.append(train.MOST_STATES + 4 * 5 * train.CHUNK * 259)  # and its optimizer
+    with pytest.raises(PpsdError, match="GB memory"):
+        learning._check_room(head, 0)
+    free.append(2 * train.MOST_STATES)
+    learning._check_room(head, 0)
 
 
 @pytest.mark.parametrize("what", ["memory", "disk"])
@@ -752,7 +917,7 @@ def test_a_disk_that_fills_while_it_learns_leaves_the_head_in_use(learning, monk
         assert main(["learn", str(learning.folder), "--threads", "1"]) == 1
     said = capsys.readouterr().err
     assert "No space left on device" in said and "Traceback" not in said
-    assert learning.heads.names == [] and learning.heads.learned == (0, 0)
+    assert learning.heads.names == [] and learning.heads.learned == 0
 
 
 def test_a_gain_has_an_error_by_answers():
@@ -795,7 +960,12 @@ def test_the_command_trains_tells_and_goes_back(learning, folder, heads, capsys,
     assert main(["learn", "--back", kept]) == 0
     assert capsys.readouterr().out == "the head in use is now the one that learning began with\n"
     assert main(["learn", "--back", kept]) == 1
-    assert main(["learn", "--forget", kept]) == 0
+    assert main(["learn", "--forget", kept]) == 2, "nobody is there to be asked"
+    assert "--yes does so without a question" in capsys.readouterr().err
+    monkeypatch.setattr(command.sys, "stdin", stdin := io.StringIO("n\n"))
+    stdin.isatty = lambda: True
+    assert main(["learn", "--forget", kept]) == 1 and main(["learn", "--status", kept]) == 0
+    assert main(["learn", "--forget", "--yes", kept]) == 0
     assert main(["learn", "--status", kept]) == 1
     assert "holds no answers" in capsys.readouterr().err
 

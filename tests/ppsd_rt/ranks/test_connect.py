@@ -24,11 +24,16 @@ def test_interfaces_are_found_by_their_addresses():
     assert address_towards("no-such-host.invalid") is None
 
 
-def test_an_interface_is_chosen_for_several_hosts_only():
-    for world, before in ((World(0, 2, 0, 2), {}), (ON_TWO_HOSTS, {INTERFACE: "eth7"})):
-        environment = {**before, "MASTER_ADDR": "127.0.0.1"}
+@linux
+def test_an_interface_is_chosen():
+    """The loopback for ranks of one host: gloo would listen on the address of the host's name."""
+    environment = {"MASTER_ADDR": "host0"}
+    choose_interface(World(0, 2, 0, 2), environment)
+    assert environment == {"MASTER_ADDR": "host0", INTERFACE: "lo"}
+    for world in (World(0, 2, 0, 2), ON_TWO_HOSTS):
+        environment = {INTERFACE: "eth7", "MASTER_ADDR": "127.0.0.1"}
         choose_interface(world, environment)
-        assert environment == {**before, "MASTER_ADDR": "127.0.0.1"}
+        assert environment[INTERFACE] == "eth7", "the user's own choice"
     environment = {"MASTER_ADDR": "localhost"}  # as a host may call itself
     choose_interface(ON_TWO_HOSTS, environment)
     assert environment.get(INTERFACE) != "lo"
@@ -103,7 +108,5 @@ def test_hosts_that_cannot_connect_say_how_to_mend_it(hosts, folder):
     for status, text, said in hosts.run(options(folder), **{INTERFACE: "lo"}):
         assert (status, text) == (1, "")
         assert len(said) == 1
-        assert (
-            "cannot connect to all other ranks through the network interface lo: Gloo connectFullMesh failed" in said[0]
-        )
-        assert said[0].endswith(f"{INTERFACE} names another interface, and their ports must not be blocked")
+        assert "cannot connect to all other ranks through the network interface lo: Gloo connectFullMesh" in said[0]
+        assert said[0].endswith("Their ports must not be blocked")

@@ -13,7 +13,7 @@ from ppsd_rt import Engine, Grammar, PpsdError, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.ranks import grammars
 from ppsd_rt.ranks.backend import RanksBackend
-from ppsd_rt.ranks.control import PAYLOAD_WORDS, Kind
+from ppsd_rt.ranks.control import TEXT_BYTES, Kind
 
 SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 1.2, "top_k": 40, "frequency_penalty": 0.3, "seed": 3}}
 SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic:lookup=1", "eesd:length=4,lookup=1")
@@ -90,7 +90,7 @@ class Controls:
         def tell(to, kind, value=0, payload=()):
             assert to == peer
             other = self.last if peer else self.first
-            self.said.append((to, value, payload if isinstance(payload, str) else len(payload)))
+            self.said.append((to, value, payload))
             other.handlers[kind](1 - peer, value, payload)
 
         return SimpleNamespace(
@@ -101,23 +101,13 @@ class Controls:
 
 @pytest.fixture
 def controls(folder, monkeypatch):
-    monkeypatch.setattr(grammars, "words_of", lambda message: message)
+    monkeypatch.setattr(grammars, "text_of", lambda message: message)
     return Controls(lambda: grammars.grammars_of(Checkpoint(folder)))
 
 
-@pytest.mark.parametrize("length", [1, 2 * 4 * PAYLOAD_WORDS - 12, 1000, 100_000])
-def test_texts_of_any_length_arrive(length):
-    grammar = Grammar("lark", "é" + "x" * (length - 1))
-    parts = grammars.pack_grammar(grammar)
-    assert all(len(words) == PAYLOAD_WORDS for words in parts[:-1])
-    assert len(parts[-1]) < PAYLOAD_WORDS, "the last one says that it is"
-    assert grammars.unpack_grammar(parts) == grammar
-
-
-def test_a_text_may_fill_its_messages():
-    fills = [length for length in range(300, 600) if not len(grammars.pack_grammar(Grammar.regex("x" * length))[-1])]
-    assert len(fills) == 4  # words of four characters
-    assert grammars.unpack_grammar(grammars.pack_grammar(Grammar.regex("x" * fills[0]))).text == "x" * fills[0]
+def test_a_grammar_is_one_message_or_too_long_for_one():
+    with pytest.raises(PpsdError, match="over ranks a grammar has at most"):
+        grammars.pack_grammar(Grammar.regex("x" * TEXT_BYTES))
 
 
 def test_an_answer_begins_when_the_last_rank_has_compiled(folder, controls):

@@ -38,7 +38,14 @@ def test_check_over_ranks_finds_no_difference(folder, tmp_path, machine):
     prompts.write_text('{"id": "a", "prompt": "Once upon a time"}\n{"id": "b", "prompt": "Once upon a hill"}\n')
     ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     command = [*ranks, "-m", "ppsd_rt", "check", *options(folder), "--prompts", str(prompts), "-n", "24", "--json"]
-    command += ["--schedules", "eesd/ppsd/elastic/auto", "--sampling", "greedy,penalty", "--stages", "1,2,1", *machine]
+    command += [
+        *(f"--schedule={name}" for name in ("eesd", "ppsd", "elastic", "auto")),
+        "--sampling",
+        "greedy,penalty",
+        "--stages",
+        "1,2,1",
+        *machine,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -214,6 +214,43 @@ def test_the_prompt_and_an_earlier_answer_are_no_part_of_it(plain):
     assert plain.generate(longer, SamplingParams(max_tokens=4, grammar=Grammar.regex("r{4}"))).run().text == "rrrr"
 
 
+def test_padded_vocabularies(tmp_path_factory):
+    """No answer under a grammar has an id that the tokenizer has not."""
+    folder = write_model(tmp_path_factory.mktemp("padded") / "model", vocab_size=512)
+    for backend in ("cpu", "torch"):
+        engine = Engine.from_pretrained(folder, exit_head="norm:1", backend=backend, dtype="float32", threads=1)
+        params = SamplingParams(
+            max_tokens=40, grammar=Grammar.regex("[a-z ]{5,40}"), temperature=30, seed=1, logprobs=2
+        )
+        plain = engine.generate(PROMPT, params, "plain").run()
+        assert engine.generate(PROMPT, params, SCHEDULES["head"]).run().ids == plain.ids
+        assert max(plain.ids) < VOCAB < 512
+
+
+def test_masks_are_as_wide_as_the_logits(plain):
+    """With Qwen2.5's two numbers."""
+
+    class Wide:
+        vocab_size, bos_id, special_ids = 151_665, None, frozenset([EOS])
+        encode = plain.tokenizer.encode
+
+        def token_bytes(self, id):
+            return plain.tokenizer.token_bytes(id) if id < VOCAB else b"~%d" % id
+
+    allowed = Grammars(Wide(), 151_936, [EOS]).masks(Grammar.regex("(?s:.*)"))().allowed(0, [])
+    assert allowed.shape == (151_936,)
+    assert allowed[EOS + 1 : 151_665].all() and not allowed[151_665:].any()
+
+
+def test_a_pydantic_class_is_a_schema():
+    class City:
+        @staticmethod
+        def model_json_schema():
+            return SCHEMA
+
+    assert Grammar.json_schema(City) == Grammar.json_schema(SCHEMA)
+
+
 def test_response_formats():
     of = Grammar.from_response_format
     assert of({"type": "text"}) is None
@@ -226,7 +263,7 @@ def test_response_formats():
         ({"type": "xml"}, "not 'xml'"),
         ("json_object", "must have the type"),
         ({"type": "json_schema"}, "needs an object with the key schema"),
-        ({"type": "json_schema", "json_schema": {"schema": 5}}, "must be a dict or JSON"),
+        ({"type": "json_schema", "json_schema": {"schema": 5}}, "must be a dict, JSON or a pydantic class"),
         ({"type": "regex", "regex": 5}, "must be a text"),
     ):
         with pytest.raises(UsageError, match=said):
@@ -236,7 +273,7 @@ def test_response_formats():
 def test_what_does_not_go_together(plain, monkeypatch):
     with pytest.raises(UsageError, match="ignore_eos does not go with a grammar"):
         SamplingParams(grammar=Grammar.json(), ignore_eos=True)
-    with pytest.raises(UsageError, match=r"grammar must be Grammar.json\(\)"):
+    with pytest.raises(UsageError, match=r"must be Grammar.json\(\), Grammar.json_schema\(...\)"):
         SamplingParams(grammar={"type": "json_object"})
     with pytest.raises(UsageError, match="stages have no grammar"):
         plain.stages(SamplingParams(grammar=Grammar.json()))

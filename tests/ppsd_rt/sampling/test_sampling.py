@@ -152,7 +152,7 @@ def test_stages_have_penalties_and_bias(engine):
         ({"presence_penalty": 2.5}, "presence_penalty must be from -2 to 2, not 2.5"),
         ({"frequency_penalty": float("nan")}, "frequency_penalty must be from -2 to 2, not nan"),
         ({"frequency_penalty": "1"}, "frequency_penalty must be a number"),
-        ({"logprobs": 21}, "logprobs must be from 0 to 20, or None, not 21"),
+        ({"logprobs": 21}, "logprobs must be from 0 to 20, not 21"),
         ({"logprobs": -1}, "logprobs must be from 0 to 20"),
         ({"logprobs": True}, "logprobs must be a whole number"),
         ({"logit_bias": {1: 101}}, "logit_bias must be from -100 to 100, not 101 for id 1"),

@@ -24,11 +24,12 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
         ({"messages": [{"role": "user"}]}, 400, "missing_required_parameter", "messages[0].content"),
         ({"messages": [{"role": "robot", "content": "a"}]}, 400, "invalid_value", "messages[0].role"),
         ({"messages": [{"role": "user", "content": [PICTURE]}]}, 400, "invalid_value", "messages[0].content[0].type"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "invalid_value", "messages"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "invalid_value", "messages[0].content"),
         ({"temperature": 2.5}, 400, "invalid_value", "temperature"),
-        ({"top_p": 0}, 400, "invalid_value", "top_p"),
+        ({"top_p": 1.1}, 400, "invalid_value", "top_p"),
+        ({"max_completion_tokens": 0}, 400, "invalid_value", "max_completion_tokens"),
         ({"max_tokens": 2.5}, 400, "invalid_type", "max_tokens"),
-        ({"n": 17}, 400, "invalid_value", "n"),
+        ({"n": 129}, 400, "invalid_value", "n"),
         ({"stop": ["a", 3]}, 400, "invalid_type", "stop[1]"),
         ({"seed": 2**70}, 400, "invalid_value", "seed"),
         ({"stream_options": {"include_usage": True}}, 400, "unsupported_parameter", "stream_options"),
@@ -88,11 +89,15 @@ def test_bodies_that_are_no_request(served, content):
     assert reply.status_code == 400 and reply.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_requests_that_are_not_said_to_be_json(served):
-    """A page of another site could send one without asking the browser's leave."""
-    reply = served.http.post("/v1/completions", content=b'{"prompt": "a"}', headers={"Content-Type": "text/plain"})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (400, None)
-    assert "application/json" in reply.json()["error"]["message"]
+def test_bodies_of_another_type(served):
+    """As curl sends them. A page of another site could send one without asking the browser's leave."""
+    typed = {"Content-Type": "text/plain"}
+    taken = served.http.post("/v1/completions", content=b'{"prompt": "a", "max_tokens": 1}', headers=typed)
+    assert taken.status_code == 200
+    refused = served.http.post("/v1/completions", content=b'{"prompt": "a"}', headers={**typed, "Origin": "http://a"})
+    assert (
+        refused.status_code == 400 and "the header Content-Type: application/json" in refused.json()["error"]["message"]
+    )
 
 
 def test_paths_and_methods_that_there_are_not(served):

@@ -18,6 +18,14 @@ def metrics(served):
     return {name: float(value) for name, value in re.findall(r"^(ppsd_\S+) (\S+)$", text, re.MULTILINE)}
 
 
+def test_probes_are_counted_and_do_not_fill_the_log(engine):
+    with serving(engine) as served:
+        for path in ("/health", "/metrics", "/v1/models"):
+            served.http.get(path)
+        assert served.log.next()["path"] == "/v1/models"
+        assert metrics(served)['ppsd_requests_total{path="/health",status="200"}'] == 1
+
+
 def test_metrics_count_what_there_was(engine):
     with serving(engine) as served:
         reply = served.chat(max_tokens=24)
@@ -89,7 +97,7 @@ def test_openapi_names_every_path(served):
     document = served.http.get("/openapi.json").json()
     paths = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name}"}
     paths |= {"/v1/responses", "/v1/responses/{id}", "/v1/messages", "/v1/messages/count_tokens"}
-    paths |= {"/api/chat", "/api/generate", "/api/tags", "/api/show", "/api/version"}
+    paths |= {"/api/chat", "/api/generate", "/api/tags", "/api/ps", "/api/show", "/api/version"}
     assert set(document["paths"]) == paths | {"/tokenize", "/detokenize", "/tokenizer_info", "/health", "/metrics"}
 
 

@@ -9,8 +9,7 @@ import pytest
 from serve_support import HANG, USER, openai, serving
 
 from ppsd_rt import Grammar
-from ppsd_rt.errors import GrammarFailed
-from ppsd_rt.pipeline.schedule import parse_schedule
+from ppsd_rt.errors import GrammarFailed, UsageError
 from ppsd_rt.sampling.grammar import TokenMask
 
 
@@ -28,24 +27,6 @@ def test_the_key_guards_all_but_the_page_and_the_health(engine):
             ("x-api-key", "sésame"),
         ):  # the latter: Anthropic's clients
             assert served.http.get("/v1/models", headers={name: value.encode()}).status_code == 200
-
-
-def test_whose_earlier_answers_are_copied_from(engine):
-    def copied(served, user):
-        body = {"prompt": [5, 6, 7], "temperature": 1.5, "seed": 3, "max_tokens": 40, "ignore_eos": True, "user": user}
-        usage = served.http.post("/v1/completions", json=body).json()["usage"]
-        return usage["completion_tokens_details"]["accepted_prediction_tokens"]
-
-    def helped(memory):
-        """-> does the same user's answer help, another's, and that of nobody in particular?"""
-        engine.forget()
-        with serving(engine, schedule=parse_schedule("recycle"), memory=memory) as served:
-            alone, again, other, nobody = (copied(served, user) for user in ("Ann", "Ann", "Bob", None))
-        return tuple(count > alone + 10 for count in (again, other, nobody))
-
-    assert helped("own") == (True, False, False)
-    assert helped("shared") == (True, True, True)
-    assert helped("off") == (False, False, False)
 
 
 def test_sizes(engine):
@@ -127,6 +108,38 @@ def test_an_answer_that_takes_too_long_before_anything_is_sent_has_a_status_of_i
         assert served.answered()["status"] == 504
 
 
+def test_a_text_that_cannot_fit_is_not_tokenised(served, engine, monkeypatch):
+    longest = max(len(engine.tokenizer.id_to_token(id) or "") for id in range(engine.tokenizer.vocab_size))
+    text = "a" * (engine.config.max_position_embeddings * longest + 1)
+    monkeypatch.setattr(type(engine.tokenizer), "_encode", lambda *_: pytest.fail("it was tokenised"))
+    messages = [{"role": "user", "content": text}]
+    bodies = {"/v1/chat/completions": {"messages": messages}, "/v1/completions": {"prompt": text}}
+    bodies |= {"/v1/responses": {"input": text}, "/v1/messages": {"messages": messages, "max_tokens": 1}}
+    for path, body in {**bodies, "/api/generate": {"prompt": text, "raw": True}}.items():
+        reply = served.http.post(path, json=body)
+        assert reply.status_code == 400 and "the prompt has at least 51" in reply.text, path
+
+
+def test_a_long_prompt_holds_up_nobody(served, engine, monkeypatch):
+    encode, begun, go = type(engine.tokenizer)._encode, threading.Event(), threading.Event()
+
+    def slow(self, text, special):
+        if len(text) > 70_000:
+            begun.set()
+            assert go.wait(HANG)
+        return encode(self, text, special)
+
+    monkeypatch.setattr(type(engine.tokenizer), "_encode", slow)
+    long = threading.Thread(target=served.http.post, args=("/tokenize",), kwargs={"json": {"prompt": "a" * 80_000}})
+    long.start()
+    try:
+        assert begun.wait(HANG)
+        assert served.http.get("/health").status_code == 200 and served.post().status_code == 200
+    finally:
+        go.set()
+        long.join(HANG)
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(engine, clock):
     with serving(engine, timeout=30.0, sleep=clock.sleep) as served:
         with served.connect({}, sent=10) as connection:
@@ -135,12 +148,14 @@ def test_a_body_that_does_not_come_is_not_waited_for(engine, clock):
         assert served.log.next()
 
 
-def test_a_server_that_stops_lets_answers_end(holding, clock):
+def test_a_server_that_stops_lets_answers_end(holding, clock, caplog):
+    caplog.set_level("INFO")
     with serving(holding, grace=7.0, sleep=clock.sleep) as served:
         stream = served.chat(max_tokens=24, stream=True)
         next(stream)
         served.server.should_exit = True
         assert served.log.next("stopping")["running"] == 1
+        assert "1 answer has 7 s; Ctrl-C again ends it now" in caplog.text
         assert served.thread.is_alive()
         holding.release()
         assert list(stream)[-1].choices[0].finish_reason == "length"
@@ -182,20 +197,22 @@ HOPELESS = {
 
 @pytest.fixture
 def patient(engine, monkeypatch):
-    """An engine on which a grammar may compile for ever; `asked` says that one does."""
+    """An engine on which a grammar in Lark compiles until the test ends; `asked` says that one does."""
     engine.compile(Grammar.json())
-    trials, asked, engine.trials = engine._grammars._trials, threading.Event(), []
-    monkeypatch.setattr(trials, "_seconds", 10_000.0)
-    start = trials._ask
+    trials, asked, ended = engine._grammars._trials, threading.Event(), threading.Event()
+    run = trials.run
 
-    def ask(process, job):
-        engine.trials.append(process)
+    def waits(kind, text):
+        if kind != "lark":
+            return run(kind, text)
         asked.set()
-        return start(process, job)
+        ended.wait(HANG)
+        raise UsageError("hopeless")  # which is not kept
 
-    monkeypatch.setattr(trials, "_ask", ask)
+    monkeypatch.setattr(trials, "run", waits)
     engine.asked = asked
-    return engine
+    yield engine
+    ended.set()
 
 
 def ask(served, **body):
@@ -217,7 +234,7 @@ def ask(served, **body):
     return thread, replies
 
 
-def test_others_do_not_wait_for_a_grammar_that_compiles_and_it_ends_with_its_client(patient):
+def test_neither_others_nor_a_client_that_goes_wait_for_a_grammar_that_compiles(patient):
     with serving(patient) as served:
         with served.connect({"response_format": HOPELESS}) as connection:
             assert patient.asked.wait(HANG)
@@ -226,7 +243,6 @@ def test_others_do_not_wait_for_a_grammar_that_compiles_and_it_ends_with_its_cli
             connection.shutdown(socket.SHUT_RDWR)
             while served.log.next()["status"] != 499:
                 pass
-        assert patient.trials[0].wait(HANG) == -signal.SIGKILL
         assert (served.service.admission.waiting, served.service.admission.running) == (0, 0)
 
 

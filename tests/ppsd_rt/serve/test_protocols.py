@@ -216,11 +216,93 @@ def test_a_body_without_a_type_as_ollamas_documentation_sends_it(served):
     form = {"content-type": "application/x-www-form-urlencoded"}
     assert served.http.post("/api/chat", content=body, headers=form).json()["done"]
     assert served.http.post("/api/chat", content=body, headers={**form, "origin": "http://a"}).status_code == 400
-    assert served.http.post("/v1/chat/completions", content=body, headers=form).status_code == 400
 
 
-def test_what_ollamas_clients_are_told(served):
-    assert served.http.get("/api/tags").json()["models"][0]["name"] == NAME
-    assert served.http.post("/api/show", json={"model": NAME}).json()["model_info"]["llama.context_length"] == 4096
+def test_what_ollamas_clients_are_told(served, roomy):
+    [tag], [loaded] = (served.http.get(f"/api/{path}").json()["models"] for path in ("tags", "ps"))
+    size = (roomy.checkpoint.folder / "model.safetensors").stat().st_size
+    for model in (tag, loaded):
+        assert (model["name"], model["size"], len(model["digest"])) == (NAME, size, 64)
+        assert model["details"]["format"] == "safetensors" and model["details"]["parameter_size"].endswith("M")
+    assert loaded["context_length"] == 4096
+    shown = served.http.post("/api/show", json={"model": NAME}).json()
+    assert shown["model_info"][f"{shown['model_info']['general.architecture']}.context_length"] == 4096
     assert served.http.post("/api/show", json={"model": "other"}).status_code == 404
-    assert "version" in served.http.get("/api/version").json()
+    version = [int(part) for part in served.http.get("/api/version").json()["version"].split(".")]
+    assert version >= [0, 6, 4], "VS Code takes none before"
+
+
+def test_ollamas_durations_are_those_of_the_answer(served):
+    body = {"prompt": "Hi", "stream": False, "options": {"num_predict": 40, "ignore_eos": True}}
+    told = served.http.post("/api/generate", json=body).json()
+    parts = told["prompt_eval_duration"] + told["eval_duration"]
+    assert told["prompt_eval_duration"] > 0 and 0 < told["eval_duration"] < parts <= told["total_duration"]
+
+
+def test_a_raw_prompt_has_no_template(served, roomy):
+    body = {"prompt": "1, 2, 3,", "raw": True, "stream": False, "options": {"num_predict": 6, "temperature": 0}}
+    told = served.http.post("/api/generate", json=body).json()
+    expected = alone(roomy, "1, 2, 3,", max_tokens=6)
+    assert (told["response"], told["prompt_eval_count"]) == (expected.text, len(expected.prompt_ids))
+
+
+def test_a_request_without_a_prompt_loads_the_model(served):
+    for path, body in (("chat", {"messages": []}), ("chat", {}), ("generate", {}), ("generate", {"prompt": ""})):
+        told = served.http.post(f"/api/{path}", json=body).json()
+        assert (told["done"], told["done_reason"]) == (True, "load")
+
+
+def test_an_answer_that_ollamas_clients_have_begun_goes_on(served):
+    begun = [*USER, {"role": "assistant", "content": "Because "}]
+    body = {"messages": begun, "stream": False, "options": {"num_predict": 1}}
+    asked = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+    count = served.http.post("/tokenize", json=asked).json()["count"]
+    assert served.http.post("/api/chat", json=body).json()["prompt_eval_count"] == count
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/generate", {"suffix": "}"}),
+        ("/api/generate", {"template": "{{ .Prompt }}"}),
+        ("/api/generate", {"context": [1, 2]}),
+        ("/api/generate", {"images": ["aGk="]}),
+        ("/api/generate", {"raw": True, "system": "Be brief."}),
+        ("/api/generate", {"format": "xml"}),
+        ("/api/generate", {"logprobs": True}),
+        ("/api/generate", {"options": {"mirostat": 1}}),
+        ("/api/generate", {"options": {"repeat_last_n": 8, "repeat_penalty": 1.1}}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}),
+        ("/v1/responses", {"conversation": "conv_1"}),
+        ("/v1/responses", {"prompt": {"id": "pmpt_1"}}),
+        ("/v1/responses", {"include": ["message.output_text.logprobs"]}),
+        ("/v1/responses", {"n": 2}),
+        ("/v1/messages", {"mcp_servers": [{"type": "url"}]}),
+        ("/v1/messages", {"n": 2}),
+        ("/v1/messages", {"tool_choice": {"type": "any"}}),
+        ("/v1/responses", {"tool_choice": "required", "tools": [{"type": "web_search"}]}),
+        ("/v1/chat/completions", {"chat_template": "{{ messages }}"}),
+        ("/v1/chat/completions", {"documents": [{"text": "a"}]}),
+        ("/v1/chat/completions", {"truncate_prompt_tokens": 4}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
+)
+def test_fields_that_would_change_the_answer_are_refused(served, path, fields):
+    body = {"input": "a"} if "responses" in path else {"prompt": "a"} if "generate" in path else {"messages": USER}
+    reply = served.http.post(path, json={**body, **fields})
+    names = [*fields, *fields.get("options", ()), "images"]
+    assert reply.status_code == 400 and any(name in reply.text for name in names)
+
+
+def test_fields_that_change_none_are_taken(served):
+    options = {"num_ctx": 512, "num_thread": 2, "mirostat": 0, "repeat_last_n": 64, "top_k": -1, "num_predict": 0}
+    idle = {"keep_alive": "5m", "context": [], "images": [], "suffix": "", "template": "", "format": "", "raw": False}
+    body = {"prompt": "a", "stream": False, **idle, "options": {**options, "stop": ["e", "a", " "], "seed": 3}}
+    assert served.http.post("/api/generate", json=body).json()["done_reason"] in ("stop", "length")
+
+
+def test_a_message_by_a_schema(served):
+    form = {"type": "json_schema", "schema": CITY}
+    for fields in ({"output_format": form}, {"output_config": {"format": form}}):
+        reply = served.http.post("/v1/messages", json={"messages": USER, "max_tokens": 99, **fields}).json()
+        assert json.loads(reply["content"][0]["text"]) in ARGUMENTS

@@ -3,15 +3,14 @@
 import json
 
 import pytest
-from serve_support import CITY, NAME, SCHEDULE, serving
+from serve_support import BRIEF, CITY, NAME, OPEN, SCHEDULE, SHUT, UNREADABLE, serving
 from support import TEMPLATE
 
 from ppsd_rt import Grammar, SamplingParams
+from ppsd_rt.chat.prompt import ChatPrompt
+from ppsd_rt.chat.reader import Reader
+from ppsd_rt.chat.tools import HERMES, LLAMA, MISTRAL, MISTRAL_11, Tools, syntax_of
 from ppsd_rt.models.chat_template import ChatTemplate
-from ppsd_rt.serve.prompt import ChatPrompt
-from ppsd_rt.serve.reader import Reader
-from ppsd_rt.serve.requests import ChatRequest
-from ppsd_rt.serve.tools import HERMES, LLAMA, MISTRAL, MISTRAL_11, Tools, syntax_of
 
 ASKED = [{"role": "user", "content": "Weather?"}]
 TOOLS = [
@@ -22,6 +21,14 @@ TOOLS[1]["function"]["parameters"]["additionalProperties"] = False
 NAMES = frozenset({"weather", "clock"})
 WEATHER = [["call", "weather"], ["arguments", '{"city": "Rome"}']]
 CLOCK = [["call", "clock"], ["arguments", "{}"]]
+
+
+CUT = f'{OPEN}{BRIEF}{{"city": "}}\\"'
+OTHER = [
+    'A set:\n```json\n{"name": "Rome", "size": 3}\n```\nand  \n```python\n{}\n```\n',
+    '{"name": "Rome", "arguments": {}}',
+    '{"answer": 4} ``` x',
+]
 
 
 def joined(pieces):
@@ -53,10 +60,46 @@ def joined(pieces):
         (HERMES, "if a <tool or <", [["said", "if a <tool or <"]]),
         (HERMES, "<tool_call> is a mark", [["said", "<tool_call> is a mark"]]),
         (HERMES, '<tool_call>{"name": "wea', [["said", '<tool_call>{"name": "wea']]),
+        (HERMES, CUT, [["said", CUT]]),
+        # A brace too few, too many, in the middle; a tag that is missing, a quote that is.
+        (HERMES, f'{OPEN}{BRIEF}{{"city": "Rome"}}{SHUT}\n{OPEN}{{"name": "clock"}}{SHUT}', [*WEATHER, *CLOCK]),
+        (HERMES, f'{OPEN}{BRIEF}{{"city": "Rome"}}}}}}{SHUT} Hm.', [*WEATHER, ["said", "Hm."]]),
+        (HERMES, f'{OPEN}{{"name": "clock"}}\n{OPEN}{BRIEF}{{"city": "Rome"}}}}', [*CLOCK, *WEATHER]),
         (
             HERMES,
-            '<tool_call>{"name": "weather", "arguments": {"city": "}\\"',
-            [WEATHER[0], ["arguments", '{"city": "}\\"']],
+            f'{OPEN}{{"name": "weather"}}, "arguments": {{}}}}{SHUT}{OPEN}{{"name": "clock"}}{SHUT}',
+            [["said", f'{OPEN}{{"name": "weather"}}, "arguments": {{}}}}{SHUT}'], *CLOCK],
+        ),
+        (
+            HERMES,
+            f'{OPEN}{BRIEF}{{"city": "Rome}}}}{SHUT}{OPEN}{{"name": "clock"}}{SHUT}',
+            [["said", f'{OPEN}{BRIEF}{{"city": "Rome}}}}{SHUT}'], *CLOCK],
+        ),
+        (HERMES, f"{OPEN}{{'name': 'weather', 'arguments': {{'city': 'Rome',}}}}{SHUT}", WEATHER),
+        (HERMES, f'{OPEN}{BRIEF}{{"city": "{SHUT}"}}}}{SHUT}', [WEATHER[0], ["arguments", f'{{"city": "{SHUT}"}}']]),
+        (
+            MISTRAL,
+            f'[TOOL_CALLS] [{BRIEF}{{"city": "Rome"}}, {{"name": "clock", "arguments": {{}}}}]',
+            [*WEATHER, *CLOCK],
+        ),
+        (LLAMA, f'{BRIEF}{{"city": "Rome"}}; {{"name": "clock"}}', [*WEATHER, *CLOCK]),
+        (MISTRAL_11, '[TOOL_CALLS]weather[ARGS]{"city": "Rome"[TOOL_CALLS]clock[ARGS]{}', [*WEATHER, *CLOCK]),
+        # What no strict reader takes.
+        *[(HERMES, text, [["said", text]]) for text in UNREADABLE],
+        # As llama.cpp reads them: in a fence, and bare.
+        (
+            HERMES,
+            f'So:\n```json\n{BRIEF}{{"city": "Rome"}}}}\n```\nDone',
+            [["said", "So:"], *WEATHER, ["said", "Done"]],
+        ),
+        (HERMES, f'{OPEN}\n```json\n{BRIEF}{{"city": "Rome"}}}}\n```\n{SHUT}', WEATHER),
+        (HERMES, f'{BRIEF}{{"city": "Rome"}}}}', WEATHER),
+        *[(HERMES, text, [["said", text]]) for text in OTHER],
+        # The same call side by side is one.
+        (
+            HERMES,
+            f'{OPEN}{{"name": "clock"}}{SHUT}' * 2 + f'{OPEN}{BRIEF}{{"city": "Rome"}}}}{SHUT}',
+            [*CLOCK, *WEATHER],
         ),
         (LLAMA, '{"name": "weather", "parameters": {"city": "Rome"}}', WEATHER),
         (LLAMA, '<|python_tag|>{"name": "weather", "parameters": {"city": "Rome"}}', WEATHER),
@@ -91,11 +134,12 @@ def test_answers_are_read_the_same_wherever_they_are_cut(syntax, text, expected)
             assert all(len(id) == 9 and id.isalnum() for id in ids)
 
 
-def test_arguments_are_passed_on_as_they_are_written():
+def test_a_call_goes_out_whole_and_other_text_at_once():
     reader = Reader(HERMES, NAMES, False, False)
-    begun = reader.push('<tool_call>\n{"name": "weather", "arguments": {"ci')
-    assert joined(begun) == [["call", "weather"], ["arguments", '{"ci']]
-    assert joined(reader.push('ty": 1')) == [["arguments", 'ty": 1']]
+    assert joined(reader.push('{"na')) == joined(reader.push('me": "Rome')) == []
+    assert joined(reader.push('"')) == [["said", '{"name": "Rome"']], "no tool has this name"
+    assert joined(reader.push(f" {OPEN}{BRIEF}")) == []
+    assert joined(reader.push('{"city": "Rome"}}\n' + SHUT)) == WEATHER
 
 
 def test_thoughts_that_the_prompt_has_begun():
@@ -175,23 +219,21 @@ def test_a_function_may_have_any_name(served):
 
 def test_drafts_keep_to_the_grammar_of_calls(roomy):
     """The answer is that of plain decoding under the same grammar."""
-    lark = Tools.of(asked(tool_choice="required")).grammar(HERMES, roomy.tokenizer, False, None)
+    lark = offered("required").grammar(HERMES, roomy.tokenizer, False, None)
     params = SamplingParams(max_tokens=300, grammar=Grammar.lark(lark), temperature=1.0, seed=2)
     drafted, plain = (roomy.generate("abc", params, schedule).run() for schedule in (SCHEDULE, "plain"))
     assert drafted.ids == plain.ids and drafted.statistics.accepted > 0
 
 
-def asked(**fields):
-    return ChatRequest.model_validate({"messages": ASKED, "tools": TOOLS, **fields})
+def offered(choice=None, tools=TOOLS):
+    return Tools.of([tool["function"] for tool in tools], choice)
 
 
 def test_which_functions_may_be_called():
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOLS[1]]}}
-    tools = Tools.of(asked(tool_choice=allowed))
+    tools = offered(allowed)
     assert (tools.names, tools.least) == ({"clock"}, 1)
-    other = [*TOOLS, {"type": "web_search"}]
-    assert Tools.of(asked(tools=other)).names == NAMES
-    assert Tools.of(asked()).grammar(HERMES, None, False, None) is None, "nothing holds a free answer"
+    assert offered().grammar(HERMES, None, False, None) is None, "nothing holds a free answer"
 
 
 @pytest.mark.parametrize("syntax", [HERMES, LLAMA, MISTRAL, MISTRAL_11], ids=["hermes", "llama", "mistral", "11"])
@@ -211,8 +253,8 @@ def test_what_each_syntax_allows(roomy, syntax):
         return syntax.head + syntax.between.join(made) + syntax.tail
 
     strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
-    required = Tools.of(asked(tool_choice="required")).grammar(syntax, roomy.tokenizer, False, None)
-    free = Tools.of(asked(tools=strict)).grammar(syntax, roomy.tokenizer, False, None)
+    required = offered("required").grammar(syntax, roomy.tokenizer, False, None)
+    free = offered(tools=strict).grammar(syntax, roomy.tokenizer, False, None)
     one, bad = written(("weather", '{"city": "Rome"}')), written(("weather", '{"city": "Oslo"}'))
     two = written(("weather", '{"city": "Rome"}'), ("clock", "{}"))
     for lark in (required, free):
@@ -221,12 +263,23 @@ def test_what_each_syntax_allows(roomy, syntax):
     assert allows(free, "It rains.") and not allows(required, "It rains.")
     assert allows(free, f"So: {one}")
     assert allows(free, f"So: {bad}") == (syntax is LLAMA), "whose calls are whole answers"
-    thinking = Tools.of(asked(tool_choice="required")).grammar(syntax, roomy.tokenizer, True, None)
+    thinking = offered("required").grammar(syntax, roomy.tokenizer, True, None)
     assert allows(thinking, f"Hm.\n</think>\n\n{one}") and not allows(thinking, one)
     schema = {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"], "additionalProperties": False}
-    either = Tools.of(asked()).grammar(syntax, roomy.tokenizer, False, schema)
+    either = offered().grammar(syntax, roomy.tokenizer, False, schema)
     marked = f"<|python_tag|>{one}" if syntax is LLAMA else one
     assert allows(either, '{"n": 1}') and allows(either, marked) and not allows(either, "It rains.")
+
+
+def test_one_call_at_most_where_the_request_says_so(served):
+    written = f'{OPEN}{BRIEF}{{"city": "Rome"}}}}{SHUT}\n{OPEN}{{"name": "clock"}}{SHUT}'
+    asked = {"tools": TOOLS, "max_tokens": 200, "structured_outputs": {"choice": [written]}}
+    for parallel, count in ((None, 2), (True, 2), (False, 1)):
+        message = served.post(**asked, parallel_tool_calls=parallel).json()["choices"][0]["message"]
+        assert (len(message["tool_calls"]), message["content"]) == (count, None)
+    functions = {"functions": [tool["function"] for tool in TOOLS], "max_tokens": 200, "stream": True}
+    streamed = served.post(**functions, structured_outputs={"choice": [written]}).text
+    assert streamed.count('"function_call":{"name":"weather"') == 1 and "clock" not in streamed
 
 
 def test_a_history_of_calls(served, roomy):
@@ -256,13 +309,10 @@ QWEN = (
 
 def test_templates_that_know_tools_are_given_them(roomy, monkeypatch):
     monkeypatch.setattr(roomy.tokenizer, "chat_template", ChatTemplate(QWEN))
-    prompt = ChatPrompt(roomy.tokenizer, QWEN)
+    prompt = ChatPrompt(roomy.tokenizer)
     call = {"id": "call_12345abcdef", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
-    request = asked(
-        messages=[*ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "sunny"}],
-        chat_template_kwargs={"enable_thinking": False},
-    )
-    text = prompt.text(request.messages, Tools.of(request), request.template_variables, True)
+    messages = [*ASKED, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "sunny"}]
+    text = prompt.text(messages, offered(), {"enable_thinking": False}, True)
     assert text.startswith('tools: {"type": "function", "function": {"name": "weather", "parameters": ')
     assert text.endswith("user:Weather?;[call_12345abcdef:weather(Rome)]assistant:;tool:sunny;quick")
 

@@ -104,6 +104,10 @@ def test_pairs_of_texts(read):
         ('{"text": "hello"}', "a.jsonl", 'line 1: needs an object with "prompt" (a text) or "messages"'),
         ('{"id": true, "prompt": "x"}', "a.jsonl", "line 1: needs an object"),
         ('{"prompt": "x"}\nWhy?\n', "a.jsonl", "line 2: not JSON"),
+        ('{"prompt": "x"}\nWhy?\n', "a.txt", "line 2: not JSON"),
+        ('Why?\n{"prompt": "x"}\n', "a.jsonl", "line 1: not JSON"),
+        ('Why?\n{"prompt": "x"}\n', "a.txt", "line 2: JSON among texts"),
+        ('[{"prompt": "a"}]', "a.json", "line 1: needs an object"),
         ('{"turns": [], "category": "writing"}', "a.jsonl", "line 1: needs an object"),
         ('id,article\nx,"never ends', "a.csv", "not CSV (unexpected end of data)"),
         ("id,article\n", "a.csv", "holds no prompts"),
@@ -118,3 +122,27 @@ def test_what_is_wrong_is_said_with_its_place(read, content, name, words):
     assert words in str(error.value)
     assert name in str(error.value)
     assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("form", ["messages", "conversations", "prompt"])
+def test_conversations_that_end_with_the_answer_to_learn(tmp_path, form, caplog):
+    """Data for fine-tuning: the last turns of the assistant are not part of what is asked."""
+    turns = [("system", "be brief"), ("user", "hi"), ("assistant", "hello"), ("user", "2+2?"), ("assistant", "4")]
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    own = [{"role": role, "content": text} for role, text in turns]
+    written = [{"from": names[role], "value": text} for role, text in turns] if form == "conversations" else own
+    lines = [{"id": "a", form: written}, {"id": "b", form: written[:2]}, {"id": "c", form: [*written[:3], written[2]]}]
+    path = tmp_path / "sft.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    with caplog.at_level("INFO", "ppsd_rt"):
+        prompts = read_prompts(str(path))
+    assert [prompt.messages for prompt in prompts] == [tuple(own[:4]), tuple(own[:2]), tuple(own[:2])]
+    assert [prompt.prompt for prompt in prompts] == ["2+2?", "hi", "hi"]
+    assert f"{path}: 2 of 3 end with an answer of the assistant, which is left out" in caplog.text
+
+
+def test_conversation_in_which_nothing_is_asked(tmp_path):
+    path = tmp_path / "sft.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "assistant", "content": "4"}]}))
+    with pytest.raises(UsageError, match="line 1: needs an object .* a user's among them"):
+        read_prompts(str(path))

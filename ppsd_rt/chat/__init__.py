@@ -1,0 +1,1 @@
+"""Chats with tools, for the server and for `Engine.chat`."""

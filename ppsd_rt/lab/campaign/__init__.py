@@ -1,1 +1,0 @@
-"""`ppsd-run check --tokens N`: random cases of speculative decoding, compared with plain decoding."""

@@ -1,0 +1,1 @@
+"""Random cases of speculative decoding, compared with plain decoding."""
