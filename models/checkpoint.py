@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import math
-import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
