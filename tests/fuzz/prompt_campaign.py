@@ -1,4 +1,6 @@
-"""Answers whose prompts came from a file, against engines that read them: `prompt_campaign.py [ANSWERS [SEED]]`.
+"""Answers whose prompts came from a file, against engines that read them.
+
+    PYTHONPATH=tests python -m fuzz.prompt_campaign [ANSWERS [SEED]]
 
 Random models, formats of weights and of the KV cache, exit heads, schedules, sampling, and documents of random lengths
 of which the question keeps a part. Prints one line; exit status 1 where an answer differs.
