@@ -24,6 +24,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from ..errors import PpsdError
+from ..files import cache as cache_file
+from .cache import cache_dir
 from .config import LlamaConfig
 from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object
 from .quantised import QuantisedTensors, read_scheme
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_LARGE = 16 << 20  # bytes
 
 _FLOATS: dict[str, type] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _DTYPES: dict[str, type] = {**_FLOATS, "I8": np.int8, "I32": np.int32, "F8_E4M3": np.uint8}
@@ -113,6 +116,13 @@ class Checkpoint:
         return frozenset(name for name, matrix in self.blocks.items() if matrix.kind in FOUR_BITS)
 
     @property
+    def files(self) -> list[Path]:
+        """All that the weights follow from."""
+        if self.gguf is not None:
+            return sorted({weight.tensor.path for weight in self.gguf.weights})
+        return sorted(path for path in self.folder.iterdir() if path.suffix in (".json", ".safetensors"))
+
+    @property
     def name(self) -> str:
         """For people."""
         return self.folder.name.removesuffix(".gguf")
@@ -123,28 +133,49 @@ class Checkpoint:
         return sum(math.prod(shape) for shape in model_shapes(self.config).values())
 
     @cached_property
-    def _values(self) -> dict[str, npt.NDArray[np.uint16]]:
-        """Sixteen values of each tensor, spread evenly, as bfloat16 bits: reading all would cost more than loading."""
-        out = {}
-        for name, shape in sorted(model_shapes(self.config).items()):
+    def _values(self) -> npt.NDArray[np.uint16]:
+        """[tensors, 16] bfloat16 bits: values of each tensor, in order of names, spread evenly.
+
+        Of a large model they are kept in the cache, after their hash: the places are all over the files.
+        """
+        shapes = sorted(model_shapes(self.config).items())
+        stamps = [
+            (str(path.resolve()), found.st_size, found.st_mtime_ns) for path in self.files if (found := path.stat())
+        ]
+        kept = cache_dir() / "hashes" / f"{hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]}.hash"
+        known = cache_file.read(kept, 16 + 32 * len(shapes))
+        if len(known) == 16 + 32 * len(shapes):
+            values = np.frombuffer(known, np.uint16, offset=16).reshape(-1, 16)
+            if self._hash(values).encode() == known[:16]:
+                return values
+        rows = []
+        for name, shape in shapes:
             places = np.arange(16) * (math.prod(shape) - 1) // 15
             if self._opened is not None:
-                values = self._opened.values_at(name, places)
+                read = self._opened.values_at(name, places)
             else:
-                values = self.tensors[name].reshape(-1)[places]
+                read = self.tensors[name].reshape(-1)[places]
                 drop_pages(self.tensors[name])
-            out[name] = bfloat16_bits(as_float32(values))
-        return out
+            rows.append(bfloat16_bits(as_float32(read)))
+        values = np.stack(rows)
+        if sum(size for _, size, _ in stamps) >= _LARGE:
+            cache_file.write(kept, self._hash(values).encode() + values.tobytes())
+        return values
+
+    def _hash(self, values: npt.NDArray[np.uint16]) -> str:
+        digest = hashlib.sha256()
+        for (name, shape), row in zip(sorted(model_shapes(self.config).items()), values, strict=True):
+            digest.update(json.dumps([name, list(shape)]).encode() + row.tobytes())
+        return digest.hexdigest()[:16]
 
     @cached_property
     def hash(self) -> str:
-        """Sixteen hex digits that name the weights: any other training run differs in nearly all of the values that
-        they are made of, and a copy saved as bfloat16 does not."""
-        digest = hashlib.sha256()
-        for name, values in self._values.items():
-            shape = model_shapes(self.config)[name]
-            digest.update(json.dumps([name, list(shape)]).encode() + values.tobytes())
-        return digest.hexdigest()[:16]
+        """Sixteen hex digits that name the weights.
+
+        Reading all of them would cost more than loading them, so each tensor gives its name, its shape and 16 of its
+        values as bfloat16: any other training run differs in nearly all of them, and a copy saved as bfloat16 does not.
+        """
+        return self._hash(self._values)
 
     @cached_property
     def sample(self) -> str:
@@ -152,8 +183,8 @@ class Checkpoint:
         that are of matrices, in base64."""
         how = [[*model_shapes(self.config).items()], self.config.rope_theta, self.config.rope_scaling]
         digest = hashlib.sha256(repr([*how, self.config.layer_attention]).encode()).hexdigest()[:16]
-        matrices = [self._values[name] for name, shape in sorted(model_shapes(self.config).items()) if len(shape) == 2]
-        return f"{digest} {base64.b64encode(np.stack(matrices).tobytes()).decode()}"
+        matrices = [len(shape) == 2 for _, shape in sorted(model_shapes(self.config).items())]
+        return f"{digest} {base64.b64encode(self._values[matrices].tobytes()).decode()}"
 
 
 def likeness(one: str, other: str) -> float:
@@ -193,17 +224,24 @@ def read_folder(folder: Path) -> dict[str, Stored]:
         raise PpsdError(f"{index} has no weight_map of tensor names to file names; fetch the file again")
     tensors: dict[str, Stored] = {}
     other: dict[str, tuple[str, Stored]] = {}  # where the index does not say that it is, and in which shard
-    for shard in sorted(set(weight_map.values())):
+    shards = sorted(set(weight_map.values()))
+    for shard in shards:
         if Path(shard).name != shard:
             raise PpsdError(f"{index} names the shard {shard!r}, which is not a plain file name")
-        if not (folder / shard).exists():
-            raise PpsdError(f"{folder} lacks the shard {shard} that {INDEX_FILE} names; fetch it again")
+    lacking = [shard for shard in shards if not (folder / shard).exists()]
+    if lacking:  # of an older copy, perhaps, whose weights lie in other files by now
+        shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    for shard in shards:
         found = _read_stored(folder / shard)
         other |= {name: (shard, tensor) for name, tensor in found.items() if weight_map.get(name) != shard}
         tensors |= {name: tensor for name, tensor in found.items() if weight_map.get(name) == shard}
-    for name in weight_map.keys() - tensors.keys() & other.keys():
-        _LOG.info("%s: %s is in %s, not in %s", index, name, other[name][0], weight_map[name])
-        tensors[name] = other.pop(name)[1]
+    if lacking and not weight_map.keys() <= tensors.keys() | other.keys():
+        raise PpsdError(f"{folder} lacks the shard {lacking[0]} that {INDEX_FILE} names; fetch it again")
+    moved = sorted(weight_map.keys() - tensors.keys() & other.keys())
+    if moved:
+        name, shard = moved[0], other[moved[0]][0]
+        _LOG.info("%s: %s is in %s, not in %s%s", index, name, shard, weight_map[name], _and_more(moved))
+        tensors |= {name: other.pop(name)[1] for name in moved}
     if other:
         name, (shard, _) = min(other.items())
         _LOG.info("%s: left out is what it does not name: %s in %s%s", index, name, shard, _and_more(other))

@@ -93,9 +93,9 @@ def read_bytes(path: AnyFile, most: int = _MOST_BYTES, *, pipe_ok: bool = False)
 
 
 def read_text(path: AnyFile, most: int = _MOST_BYTES, *, pipe_ok: bool = False) -> str:
-    """The same as UTF-8 text. Raises as `read_bytes` does."""
+    """The same as UTF-8 text, without the mark that may stand at its head. Raises as `read_bytes` does."""
     try:
-        return read_bytes(path, most, pipe_ok=pipe_ok).decode("utf-8")
+        return read_bytes(path, most, pipe_ok=pipe_ok).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PpsdError(f"{path} is not UTF-8 text ({one_line(error)}): mend it or download it again") from None
 

@@ -9,27 +9,38 @@ import mmap
 import re
 import struct
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from ..errors import PpsdError
 
-_Kind = GGMLQuantizationType
+
+class Kind(IntEnum):
+    """llama.cpp's types of tensors: those that are supported, by its numbers."""
+
+    F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 = 0, 1, 2, 3, 6, 7, 8
+    Q2_K, Q3_K, Q4_K, Q5_K, Q6_K = range(10, 15)
+    IQ2_XXS, IQ2_XS, IQ3_XXS, IQ1_S, IQ4_NL, IQ3_S, IQ2_S, IQ4_XS = range(16, 24)
+    IQ1_M, BF16, TQ1_0, TQ2_0, MXFP4 = 29, 30, 34, 35, 39
+
+
+# Bytes of a block of so many values.
+_SIZES = {
+    1: {Kind.F32: 4, Kind.F16: 2, Kind.BF16: 2},
+    32: {Kind.Q4_0: 18, Kind.Q4_1: 20, Kind.Q5_0: 22, Kind.Q5_1: 24, Kind.Q8_0: 34, Kind.IQ4_NL: 18, Kind.MXFP4: 17},
+    256: {Kind.Q2_K: 84, Kind.Q3_K: 110, Kind.Q4_K: 144, Kind.Q5_K: 176, Kind.Q6_K: 210, Kind.IQ4_XS: 136}
+    | {Kind.IQ1_S: 50, Kind.IQ1_M: 56, Kind.IQ2_XXS: 66, Kind.IQ2_XS: 74, Kind.IQ2_S: 82, Kind.IQ3_XXS: 98}
+    | {Kind.IQ3_S: 110, Kind.TQ1_0: 54, Kind.TQ2_0: 66},
+}
+BLOCKS = {kind: (values, size) for values, sizes in _SIZES.items() for kind, size in sizes.items()}
 # The `gguf` package has the tables that these go by: it decodes them, a matrix at a time, and not the C++ extension.
 BY_TABLE = {
-    *(_Kind.IQ1_S, _Kind.IQ1_M, _Kind.IQ2_XXS, _Kind.IQ2_XS, _Kind.IQ2_S, _Kind.IQ3_XXS, _Kind.IQ3_S),
-    *(_Kind.TQ1_0, _Kind.TQ2_0, _Kind.MXFP4),
-}
-_KINDS = {
-    *(_Kind.F32, _Kind.F16, _Kind.BF16),
-    *(_Kind.Q4_0, _Kind.Q4_1, _Kind.Q5_0, _Kind.Q5_1, _Kind.Q8_0),
-    *(_Kind.Q2_K, _Kind.Q3_K, _Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K),
-    *(_Kind.IQ4_NL, _Kind.IQ4_XS),
-    *BY_TABLE,
+    *(Kind.IQ1_S, Kind.IQ1_M, Kind.IQ2_XXS, Kind.IQ2_XS, Kind.IQ2_S, Kind.IQ3_XXS, Kind.IQ3_S),
+    *(Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4),
 }
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 
@@ -46,14 +57,14 @@ _PART = re.compile(r"(.+-)(\d{5})(-of-)(\d{5})(\.gguf)", re.IGNORECASE | re.ASCI
 @dataclass(frozen=True)
 class GgufTensor:
     name: str
-    kind: GGMLQuantizationType
+    kind: Kind
     shape: tuple[int, ...]  # rows first, as in Hugging Face: (out, in) or (n,)
     start: int  # of its data, from the start of the file
     path: Path  # of that file, which may be one part of several
 
     @property
     def row_bytes(self) -> int:
-        block, size = GGML_QUANT_SIZES[self.kind]
+        block, size = BLOCKS[self.kind]
         return self.shape[-1] // block * size
 
     @property
@@ -297,11 +308,13 @@ def _read_tensor_entry(cursor: _Cursor) -> GgufTensor:
         raise cursor.bad(f"the tensor {name!r} has {dimensions} dimensions")
     shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", cursor.take(8 * dimensions))))
     number = cursor.u32()
-    if number not in _KINDS:
+    if number not in BLOCKS:
+        from gguf import GGMLQuantizationType  # which knows the names of the others; it takes a while to import
+
         found = next((known.name for known in GGMLQuantizationType if known == number), str(number))
-        supported = ", ".join(sorted(known.name for known in _KINDS))
+        supported = ", ".join(sorted(known.name for known in Kind))
         raise PpsdError(f"{cursor.path}: the tensor {name!r} has type {found}; supported are {supported}")
-    kind = GGMLQuantizationType(number)
-    if min(shape) < 1 or shape[-1] % GGML_QUANT_SIZES[kind][0]:
+    kind = Kind(number)
+    if min(shape) < 1 or shape[-1] % BLOCKS[kind][0]:
         raise cursor.bad(f"the tensor {name!r} has shape {shape}, which {kind.name} does not allow")
     return GgufTensor(name, kind, shape, cursor.u64(), cursor.path)

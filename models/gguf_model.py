@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ..errors import PpsdError
 from .config import LlamaConfig, RopeScaling
 from .files import drop_pages
-from .gguf_file import BY_TABLE, GgufFile, GgufTensor, read_gguf
+from .gguf_file import BY_TABLE, GgufFile, GgufTensor, Kind, read_gguf
 from .gguf_tokenizer import Tokens, build_tokenizer, generation_config, read_tokens, tokenizer_config
 from .rotary import llama3_frequencies
 from .shapes import model_shapes
@@ -304,8 +303,12 @@ def open_gguf(path: Path) -> GgufModel:
 
 def decode(data: NDArray[np.uint8], tensor: GgufTensor) -> Floats:
     """Rows of a tensor as they lie in the file, [rows, bytes of a row] -> [rows, columns]; a vector is one row."""
+    if tensor.kind == Kind.F32:
+        return data.view(np.float32)
+    from gguf.quants import GGMLQuantizationType, dequantize  # which take as long to import as numpy
+
     with np.errstate(all="ignore"):  # a damaged scale is NaN or infinite: whoever reads the values says so
-        return dequantize(data, tensor.kind).reshape(len(data), tensor.shape[-1])
+        return dequantize(data, GGMLQuantizationType(tensor.kind)).reshape(len(data), tensor.shape[-1])
 
 
 def open_tensors(path: Path) -> "GgufTensors":

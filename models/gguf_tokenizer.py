@@ -294,6 +294,7 @@ def tokenizer_config(gguf: GgufFile, context: int, tokens: Tokens) -> dict[str, 
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,
     }
-    if "tokenizer.chat_template" in gguf.values:
-        config["chat_template"] = gguf.text("tokenizer.chat_template")
-    return config
+    key = "tokenizer.chat_template"
+    named = {"default": key, "tool_use": f"{key}.tool_use"}
+    templates = {name: gguf.text(where) for name, where in named.items() if where in gguf.values}
+    return config | ({"chat_template": templates} if templates else {})

@@ -100,6 +100,7 @@ class HeadFile:
     tensors: Mapping[str, Array]
     draft_ids: npt.NDArray[np.int32] | None
     successors: npt.NDArray[np.int32] | None = None
+    path: Path | None = None  # that it was loaded from
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -148,7 +149,7 @@ class HeadFile:
         if successors is not None:
             _check_successors(successors, model.config, path)
         ids = None if draft_ids is None else check_draft_ids(draft_ids.tolist(), model.config)
-        return cls(info, tensors, ids, successors)
+        return cls(info, tensors, ids, successors, path)
 
     def check_grows(self, info: HeadInfo, config: LlamaConfig) -> None:
         """Raises UsageError when such a head has no place for some of its tensors."""

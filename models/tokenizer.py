@@ -223,7 +223,10 @@ class _JsonTokenizer(Tokenizer):
             added = self._tokenizer.get_added_tokens_decoder()
             decoder = self._tokenizer.decoder
             state = None if decoder is None else json.loads(decoder.__getstate__())
-            self.base_size = max(self._tokenizer.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+            if made is None:
+                self.base_size = max(self._tokenizer.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+            else:  # of a list
+                self.base_size = made.get_vocab_size(with_added_tokens=False)
         self._path = path
         self._pieces: dict[tuple[int, bool], bytes] = {}  # that have been asked for
         names = special_tokens(folder)

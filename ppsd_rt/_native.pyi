@@ -64,6 +64,15 @@ def importance(
     threads: int,
 ) -> npt.NDArray[np.float32]: ...
 
+class NotPacked(RuntimeError):
+    """A file of packed weights is damaged, or of another model."""
+
+class PackedFile:
+    """What packing has made, to be mapped; descriptor -1: there is no file."""
+
+    HEADER: Final[int]
+    def __init__(self, file: int, checksum: int) -> None: ...
+
 class Model:
     """Packed weights of layers [first, last), LM head and perhaps an exit head: read-only, shared by engines."""
 
@@ -79,9 +88,15 @@ class Model:
         last: int = ...,
         lm_head: bool = ...,
         importance: npt.NDArray[np.float32] | None = ...,
+        file: PackedFile = ...,
     ) -> None: ...
     def with_exit_head(
-        self, exit_layer: int, tensors: Mapping[str, npt.NDArray[Any]], draft_ids: Sequence[int], threads: int
+        self,
+        exit_layer: int,
+        tensors: Mapping[str, npt.NDArray[Any]],
+        draft_ids: Sequence[int],
+        threads: int,
+        file: PackedFile = ...,
     ) -> Model: ...
     def with_eagle3(
         self,
@@ -94,7 +109,11 @@ class Model:
         tensors: Mapping[str, npt.NDArray[Any]],
         draft_ids: Sequence[int],
         threads: int,
+        file: PackedFile = ...,
     ) -> Model: ...
+    def write_packed(self, file: int) -> int: ...
+    own_bytes: Final[int]
+    mapped: Final[bool]
     packed_bytes: Final[int]
     isa: Final[str]
 
@@ -159,6 +178,13 @@ class Loop:
         grammar: its number, over ranks; 0: it has none.
         MemoryError: the text may become longer than all blocks.
         """
+
+    block_bytes: Final[int]
+    def write_blocks(self, file: int, at: int, most: int) -> int:
+        """At most so many blocks that texts share, from a place in a file on; how many."""
+
+    def read_blocks(self, file: int, at: int, count: int) -> int:
+        """So many of them into what is free; how many are here now: all but damaged ones, and those after such."""
 
     def end(self) -> None:
         """No thread works on any answer from now on: it would ask a grammar of a Python that has ended."""

@@ -1,7 +1,8 @@
 """The engine: a model, its exit head and a backend, and `chat` and `generate`."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import WeakSet
 
 from .arguments import check_unicode, whole_number
-from .async_generation import AsyncGeneration
 from .backend import Backend, RunOptions
 from .backends import check_machine, make_backend
 from .chat.prompt import ChatPrompt
@@ -35,6 +35,7 @@ from .sampling.params import MOST_LOGPROBS, SamplingParams
 from .stages import Stages
 
 if TYPE_CHECKING:
+    from .async_generation import AsyncGeneration
     from .learning.learner import Learner
 
 # Whose messages these are; over HTTP there are no others. A template may have more, which it names.
@@ -76,6 +77,7 @@ class Engine:
         kv_dtype: str = "auto",
         kv_memory: int | str | None = None,
         learn: str | Path | None = None,
+        progress: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> "Engine":
         """Load a model by any of the names that `models.resolve` knows.
 
@@ -90,14 +92,17 @@ class Engine:
         machine has to spare. Where it is full, answers wait for each other.
         learn: a folder where ids of prompts and answers are kept, and from which a better head is learned while nothing
         is asked; on the cpu backend. None: nothing is kept.
+        progress: given the bytes of the weights, what is open while they are loaded.
         Raises PpsdError with one line that says what to do.
         """
         check_machine(device, threads)  # before a model is fetched
         try:
             checkpoint, tokenizer = open_model(str(model), backend)
-            made = make_backend(backend, checkpoint, dtype, device, threads, stages, kv_dtype, kv_memory)
-            engine = cls(checkpoint, tokenizer, made, str(model))
-            engine.use_head(exit_head)
+            file = find_head(str(exit_head), checkpoint)  # one that does not fit is refused at once
+            with progress(sum(path.stat().st_size for path in checkpoint.files)):
+                made = make_backend(backend, checkpoint, dtype, device, threads, stages, kv_dtype, kv_memory)
+                engine = cls(checkpoint, tokenizer, made, str(model))
+                engine._use_head(file, str(exit_head))
             if learn is not None:
                 engine.learn(Path(learn))
         except MemoryError:
@@ -141,13 +146,15 @@ class Engine:
         """Change the exit head; `exit_head` as in `from_pretrained`. Ends the answer in the making, if there is one,
         and learning: what is learned from another head would replace this one.
 
-        Raises UsageError for a name that means nothing, and PpsdError for a file that is missing, damaged or was
-        trained for another model.
+        Raises UsageError for a name that means nothing, and PpsdError for a file that is missing, damaged or
+        does not fit the model.
         """
-        file = find_head(str(exit_head), self.checkpoint)
+        self._use_head(find_head(str(exit_head), self.checkpoint), str(exit_head))
+
+    def _use_head(self, file: HeadFile | None, name: str) -> None:
         if self.learner:
             self.learner.close()
-        self.learner, self._exit_head = None, str(exit_head)
+        self.learner, self._exit_head = None, name
         self.backend.use_head(file if file is not None and file.drafts else None)
         self._counted = None if file is None else file.successors
         self.forget()
@@ -196,6 +203,28 @@ class Engine:
     def forget(self) -> None:
         """Forget what earlier answers said, from which drafts are copied: for benchmarks that ask the same again."""
         self.backend.know(self._counted)
+
+    def save_prompts(self, file: str | Path, most: int | None = None) -> int:
+        """Keep in a file what `load_prompts` of another process need not read again: keys and values of the prompts and
+        answers that are in memory now, at most `most` bytes of them. Returns how many blocks those are.
+
+        Raises UsageError on a backend that cannot, and PpsdError for a file of another model or of something else, and
+        where it cannot be written.
+        """
+        return self._prompts_backend.save_prompts(Path(file), most)
+
+    def load_prompts(self, file: str | Path) -> int:
+        """What `save_prompts` has kept: prompts that begin like those are read from there on, to the same bits.
+
+        Returns how many blocks of them are of use: none where there is no such file. Raises as `save_prompts` does.
+        """
+        return self._prompts_backend.load_prompts(Path(file))
+
+    @property
+    def _prompts_backend(self) -> Any:
+        if not hasattr(self.backend, "save_prompts"):
+            raise UsageError("prompts are kept in files by the cpu backend in one process: leave --prompt-cache out")
+        return self.backend
 
     def encode(self, prompt: Prompt, template_variables: Mapping[str, Any] | None = None) -> list[int]:
         """Ids of a text (special tokens as the tokenizer adds them), of chat messages (by the template), or ids.
@@ -372,8 +401,10 @@ class Engine:
         params: SamplingParams | None = None,
         schedule: Schedule | Auto | str = AUTO,
         options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
-    ) -> AsyncGeneration:
+    ) -> "AsyncGeneration":
         """`generate` for asyncio: `async for token in engine.agenerate(...)`. Raises what that raises, at once."""
+        from .async_generation import AsyncGeneration  # asyncio takes as long to import as weights to be mapped
+
         return AsyncGeneration(self.generate(prompt, params, schedule, options))
 
     def compile(self, grammar: Grammar) -> Masks:

@@ -102,13 +102,13 @@ FloatArray importance_of(const ModelShape& shape, const py::dict& arrays, const 
 // importance: null; or as importance_of gives it
 PyModel make_model(const ModelShape& shape, const py::dict& arrays, const Rotary& frequencies,
                    const std::string& format, const std::string& kv, int threads, int first, int last, bool lm_head,
-                   const std::optional<FloatArray>& importance) {
+                   const std::optional<FloatArray>& importance, const PackedFile& file) {
   const NamedTensors tensors = tensors_of(arrays);
   if (importance && (importance->ndim() != 2 || importance->shape(0) != shape.num_layers ||
                      importance->shape(1) != InputOffsets(shape).width))
     throw std::runtime_error("the importance of the inputs is that of a model of another shape");
   const Packing packing{format_of(format), kv_format_of(kv), threads, first, last, lm_head,
-                        importance ? importance->data() : nullptr};
+                        importance ? importance->data() : nullptr, file};
   PyModel model{nullptr, arrays};
   const py::gil_scoped_release release;
   model.model = pack_model(pick_kernels(), shape, tensors, frequencies, packing);
@@ -116,17 +116,17 @@ PyModel make_model(const ModelShape& shape, const py::dict& arrays, const Rotary
 }
 
 PyModel make_with_exit_head(const PyModel& base, int exit_layer, const py::dict& arrays, const std::vector<int>& draft_ids,
-                            int threads) {
+                            int threads, const PackedFile& file) {
   const NamedTensors tensors = tensors_of(arrays);
   PyModel model{nullptr, base.arrays};
   const py::gil_scoped_release release;
-  model.model = with_exit_head(*base.model, exit_layer, tensors, draft_ids, threads);
+  model.model = with_exit_head(*base.model, exit_layer, tensors, draft_ids, threads, file);
   return model;
 }
 
 PyModel make_with_eagle3(const PyModel& base, const ModelShape& shape, const Rotary& rotary, const std::vector<int>& taps,
                          bool norm_before_residual, bool norm_output, const py::dict& arrays,
-                         const std::vector<int>& draft_ids, int threads) {
+                         const std::vector<int>& draft_ids, int threads, const PackedFile& file) {
   const NamedTensors tensors = tensors_of(arrays);
   PyModel model{nullptr, base.arrays.attr("copy")()};
   model.arrays[py::str("the exit head's")] = arrays;   // of which its embedding is read
@@ -137,7 +137,7 @@ PyModel make_with_eagle3(const PyModel& base, const ModelShape& shape, const Rot
   eagle.norm_before_residual = norm_before_residual;
   eagle.norm_output = norm_output;
   const py::gil_scoped_release release;
-  model.model = with_eagle3(*base.model, std::move(eagle), tensors, draft_ids, threads);
+  model.model = with_eagle3(*base.model, std::move(eagle), tensors, draft_ids, threads, file);
   return model;
 }
 
@@ -189,15 +189,23 @@ void bind_cpu(py::module_& m) {
       .def("four_bits", &PyBlocks::four_bits);
   m.def("importance", &importance_of, py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("ids"),
         py::arg("threads"));
+  py::register_exception<NotPacked>(m, "NotPacked", PyExc_RuntimeError);
+  py::class_<PackedFile>(m, "PackedFile")
+      .def(py::init([](int file, uint64_t checksum) { return PackedFile{file, checksum}; }), py::arg("file"), py::arg("checksum"))
+      .def_property_readonly_static("HEADER", [](const py::object&) { return PackedFile::kHeader; });
   py::class_<PyModel>(m, "Model")
       .def(py::init(&make_model), py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("format"),
            py::arg("kv"), py::arg("threads"), py::arg("first") = 0, py::arg("last") = -1, py::arg("lm_head") = true,
-           py::arg("importance") = py::none())
+           py::arg("importance") = py::none(), py::arg("file") = PackedFile())
       .def("with_exit_head", &make_with_exit_head, py::arg("exit_layer"), py::arg("tensors"), py::arg("draft_ids"),
-           py::arg("threads"))
+           py::arg("threads"), py::arg("file") = PackedFile())
       .def("with_eagle3", &make_with_eagle3, py::kw_only(), py::arg("shape"), py::arg("rotary"), py::arg("taps"),
            py::arg("norm_before_residual"), py::arg("norm_output"), py::arg("tensors"), py::arg("draft_ids"),
-           py::arg("threads"))
+           py::arg("threads"), py::arg("file") = PackedFile())
+      .def("write_packed", [](const PyModel& model, int file) { return write_packed(file, *model.model->memory.back()); },
+           py::arg("file"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("own_bytes", [](const PyModel& model) { return model.model->memory.back()->bytes(); })
+      .def_property_readonly("mapped", [](const PyModel& model) { return model.model->mapped; })
       .def_property_readonly("packed_bytes", [](const PyModel& model) { return model.model->packed_bytes; })
       .def_property_readonly("isa", [](const PyModel& model) { return std::string(model.model->kernels->name); });
 

@@ -46,6 +46,15 @@ PyLoop make_loop_over_ranks(const PyModel& model, std::vector<int> cores, int th
   return made;
 }
 
+// Blocks and a file, see Blocks::write and Blocks::read.
+template <auto work>
+int at_blocks(PyLoop& loop, int file, int64_t at, int count) {
+  if (!loop.thread) throw std::logic_error("this loop has no thread of its own");
+  Loop& made = loop.loop();
+  const py::gil_scoped_release release;
+  return made.between_rounds([=](Blocks& blocks) { return (blocks.*work)(file, at, count); });
+}
+
 Chain& chain_of(PyLoop& loop) {
   if (!loop.loop().over_ranks()) throw std::logic_error("this loop has no other ranks");
   return loop.loop().chain();
@@ -156,6 +165,8 @@ void bind_decoding(py::module_& m) {
             const py::gil_scoped_release release;
             return made.step();
           })
+      .def("write_blocks", &at_blocks<&Blocks::write>, py::arg("file"), py::arg("at"), py::arg("most"))
+      .def("read_blocks", &at_blocks<&Blocks::read>, py::arg("file"), py::arg("at"), py::arg("count"))
       .def_static("of_passes", &make_loop_of_passes, py::arg("passes"), py::arg("blocks"), py::arg("most_answers"), py::arg("prompt_rows"))
       .def_static("over_ranks", &make_loop_over_ranks, py::arg("model"), py::arg("cores"), py::arg("threads"), py::arg("stages"),
                   py::arg("blocks"), py::arg("most_answers"), py::arg("prompt_rows"))
@@ -198,6 +209,7 @@ void bind_decoding(py::module_& m) {
             made.end_all(std::make_exception_ptr(std::runtime_error(line)));
           },
           py::arg("line"))
+      .def_property_readonly("block_bytes", [](PyLoop& loop) { return loop.loop().block_bytes(); })
       .def_property_readonly("capacity", [](PyLoop& loop) { return loop.loop().capacity(); })
       .def_property_readonly("counts", [](PyLoop& loop) {
         const LoopCounts counts = loop.loop().counts();

@@ -76,8 +76,9 @@ void check(const ModelShape& s, Stored kv) {
 }
 
 // Memory that the model owns from now on.
-uint8_t* allocate(size_t bytes, CpuModel* model) {
-  model->memory.push_back(std::make_shared<const Memory>(bytes));
+uint8_t* allocate(size_t bytes, const PackedFile& file, Team* team, CpuModel* model) {
+  model->mapped = file.present();
+  model->memory.push_back(std::make_shared<const Memory>(model->mapped ? file.map(bytes, team) : Memory(bytes)));
   model->packed_bytes += bytes;
   return model->memory.back()->as<>();
 }
@@ -164,10 +165,10 @@ std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelSh
 
   Team team(packing.threads, {});
   const bool as_stored = std::any_of(tensors.begin(), tensors.end(), [](const auto& named) { return named.second.four_bits(); });
-  const Packer packer(kernels, packing.format, shape, &team, as_stored);
+  const Packer packer(kernels, packing.format, shape, &team, as_stored, packing.file.present());
   size_t bytes = packing.lm_head ? packer.lm_head_bytes(model->lm_head) : 0;
   for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
-  uint8_t* memory = allocate(bytes, model.get());
+  uint8_t* memory = allocate(bytes, packing.file, &team, model.get());
   const int width = InputOffsets(shape).width;
   model->layers.resize(size_t(shape.num_layers));
   for (int i = first; i < last; ++i) {
@@ -181,7 +182,7 @@ std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelSh
 }
 
 std::shared_ptr<const CpuModel> with_exit_head(const CpuModel& base, int exit_layer, const NamedTensors& tensors,
-                                               std::vector<int> draft_ids, int threads) {
+                                               std::vector<int> draft_ids, int threads, const PackedFile& file) {
   auto model = std::make_shared<CpuModel>(base);
   model->exit_layer = exit_layer;
   model->draft_ids = std::move(draft_ids);
@@ -207,11 +208,11 @@ std::shared_ptr<const CpuModel> with_exit_head(const CpuModel& base, int exit_la
   const Tensor norm = tensor_of(tensors, "norm.weight", shape.hidden_size, 1);
 
   Team team(threads, {});
-  const Packer packer(*model->kernels, model->format, shape, &team);
+  const Packer packer(*model->kernels, model->format, shape, &team, false, file.present());
   size_t bytes = model->draft_ids.empty() ? 0 : packer.matrix_bytes(int(model->draft_ids.size()), shape.hidden_size);
   for (const LayerTensors& own : layers) bytes += packer.layer_bytes(own);
   bytes += distances.size() * packer.matrix_bytes(shape.hidden_size, shape.hidden_size);
-  uint8_t* memory = allocate(bytes, model.get());
+  uint8_t* memory = allocate(bytes, file, &team, model.get());
   model->exit_layers.clear();
   for (const LayerTensors& own : layers) model->exit_layers.push_back(packer.layer(own, &memory));
   model->exit_feedback = {};
@@ -225,7 +226,7 @@ std::shared_ptr<const CpuModel> with_exit_head(const CpuModel& base, int exit_la
 }
 
 std::shared_ptr<const CpuModel> with_eagle3(const CpuModel& base, Eagle eagle, const NamedTensors& tensors,
-                                            std::vector<int> draft_ids, int threads) {
+                                            std::vector<int> draft_ids, int threads, const PackedFile& file) {
   const ModelShape& shape = eagle.shape;
   check(shape, base.kv);
   if (shape.hidden_size != base.shape.hidden_size) throw std::runtime_error("the exit head has another hidden size");
@@ -258,10 +259,10 @@ std::shared_ptr<const CpuModel> with_eagle3(const CpuModel& base, Eagle eagle, c
   eagle.head.norm = vector("norm.weight", hidden, true);
 
   Team team(threads, {});
-  const Packer packer(*model->kernels, model->format, shape, &team);
+  const Packer packer(*model->kernels, model->format, shape, &team, false, file.present());
   size_t bytes = packer.matrix_bytes(int(hidden), int(taps * hidden)) + packer.matrix_bytes(int(outputs), int(hidden));
   for (const LayerTensors& own : layers) bytes += packer.layer_bytes(own);
-  uint8_t* memory = allocate(bytes, model.get());
+  uint8_t* memory = allocate(bytes, file, &team, model.get());
   eagle.fc = named("the exit head's fc", [&] { return packer.matrix(fc, &memory); });
   for (const LayerTensors& own : layers)
     eagle.layers.push_back(named("the exit head's layers", [&] { return packer.layer(own, &memory); }));

@@ -10,6 +10,7 @@
 
 #include "eagle.h"
 #include "heads.h"
+#include "packed_file.h"
 
 namespace ppsd {
 
@@ -33,6 +34,7 @@ struct CpuModel {
   Tensor draft_rows;                   // the LM head whose rows are drafted with for ids of the text; or not present
   std::vector<std::shared_ptr<const Memory>> memory;   // what the matrices lie in; models with other heads share it
   size_t packed_bytes = 0;
+  bool mapped = false;                 // the last of `memory`, from a file
 
   const PackedHead& drafting_head() const { return eagle ? eagle->head : exit_head; }
   bool drafts() const { return !drafting_head().norm.empty(); }
@@ -59,6 +61,7 @@ struct Packing {
   int first = 0, last = -1;            // layers [first, last); -1: to the end
   bool lm_head = true;
   const float* importance = nullptr;   // [layers][InputOffsets::width], as measure_importance gives it, or null
+  PackedFile file;                     // maps what packing these tensors has made before
 };
 
 std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelShape& shape, const NamedTensors& tensors,
@@ -66,14 +69,14 @@ std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelSh
 
 // The same model with an exit head after layers [0, exit_layer), or on the embeddings; the weights of the model itself
 // are shared.
-// draft_ids: those that the head scores; empty: all.
+// draft_ids: those that the head scores; empty: all. file: as of Packing.
 std::shared_ptr<const CpuModel> with_exit_head(const CpuModel& base, int exit_layer, const NamedTensors& tensors,
-                                               std::vector<int> draft_ids, int threads);
+                                               std::vector<int> draft_ids, int threads, const PackedFile& file = {});
 
 // The same with an EAGLE-3 head. eagle: its shape, rotation, taps and flags; the rest comes from the tensors, of which the
 // embedding is read where it lies.
 std::shared_ptr<const CpuModel> with_eagle3(const CpuModel& base, Eagle eagle, const NamedTensors& tensors,
-                                            std::vector<int> draft_ids, int threads);
+                                            std::vector<int> draft_ids, int threads, const PackedFile& file = {});
 
 // How much an error in each input of a layer's matrices matters, which int4 weighs its errors by (importance.cpp):
 // the mean square that each input has over a text's rows (as the "importance matrix" of llama.cpp; an output's squared error

@@ -1,4 +1,5 @@
-// Aligned, zeroed memory, on huge pages where the system gives them (weights are streamed: fewer pages, fewer misses).
+// Aligned, zeroed memory, on huge pages where the system gives them (weights are streamed: fewer pages, fewer misses); or a
+// file's, read-only, whose pages all processes share that map it.
 #pragma once
 
 #include <sys/mman.h>
@@ -24,6 +25,13 @@ class Memory {
 #ifdef MADV_HUGEPAGE
     if (bytes >= (size_t(4) << 20)) madvise(data_, bytes, MADV_HUGEPAGE);
 #endif
+  }
+  Memory(int file, size_t offset, size_t bytes) : bytes_(bytes) {   // offset: of a page. Throws std::bad_alloc
+    data_ = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, file, off_t(offset));
+    if (data_ == MAP_FAILED) {
+      data_ = nullptr;
+      throw std::bad_alloc();
+    }
   }
   Memory(Memory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   Memory& operator=(Memory&& other) noexcept {

@@ -212,6 +212,7 @@ Matrix Packer::pack(Matrix matrix, const std::vector<RowOf>& rows, const float* 
                     const Tensor* large) const {
   matrix.data = *memory;
   *memory += aligned(matrix.bytes());
+  if (filled_) return matrix;
   const bool ready = lie_ready(rows);
   std::vector<SourceRow> sources(rows.size());
   for (size_t i = 0; ready && i < rows.size(); ++i) sources[i].data = rows[i].tensor->row(rows[i].row);

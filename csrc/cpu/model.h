@@ -138,8 +138,9 @@ struct PackedFeedback {   // [hidden, hidden] for each distance from 1 on; none 
 // and much of the error) and the LM head (it chooses what is said); drafts are only proposed.
 class Packer {
  public:
-  Packer(const Kernels& kernels, Format format, const ModelShape& shape, Team* team, bool as_stored = false)
-      : kernels_(kernels), format_(format), as_stored_(as_stored), shape_(shape), team_(team) {}
+  // filled: the memory holds all matrices already, see packed_file.h.
+  Packer(const Kernels& kernels, Format format, const ModelShape& shape, Team* team, bool as_stored = false, bool filled = false)
+      : kernels_(kernels), format_(format), as_stored_(as_stored), filled_(filled), shape_(shape), team_(team) {}
 
   size_t layer_bytes(const LayerTensors& layer) const;
   size_t matrix_bytes(int outputs, int inputs) const;
@@ -165,7 +166,7 @@ class Packer {
 
   const Kernels& kernels_;
   const Format format_;
-  const bool as_stored_;
+  const bool as_stored_, filled_;
   const ModelShape shape_;
   Team* team_;
 };

@@ -54,6 +54,13 @@ class Blocks {
   // The block that begins, after `before`, with the most of these ids, at most `most`; and how many. Nobody need hold it.
   std::pair<int, int> like(Content before, const int* ids, int most) const;
 
+  // What blocks hold that texts share, outside of this process (saved_blocks.cpp): the most recently used first, at most `most`
+  // of them, from a place in a file on. Returns how many. Throws std::system_error.
+  int write(int file, int64_t at, int most) const;
+  // So many of them into blocks that are free. One that is damaged, or stands after such a one, is as if it were not there.
+  // Returns how many are here now.
+  int read(int file, int64_t at, int count);
+
  private:
   using Key = std::pair<Content, std::vector<int>>;
   struct State {

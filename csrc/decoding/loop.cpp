@@ -58,7 +58,28 @@ LoopCounts Loop::counts() {
   return shown_;
 }
 
+int Loop::between_rounds(std::function<int(Blocks&)> work) {
+  std::packaged_task<int(Blocks&)> task(std::move(work));
+  auto done = task.get_future();
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    work_.push_back(std::move(task));
+  }
+  condition_->notify();
+  return done.get();
+}
+
+void Loop::do_work() {
+  decltype(work_) work;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    work.swap(work_);
+  }
+  for (auto& task : work) task(blocks_);
+}
+
 void Loop::end_all(const std::exception_ptr& failure) {
+  do_work();
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     waiting_.splice(waiting_.end(), arrived_);
@@ -82,6 +103,7 @@ void Loop::end_all(const std::exception_ptr& failure) {
 
 // A round: rows for all that run, drafts side by side, and one pass that says what is committed.
 bool Loop::step() {
+  do_work();
   if (chain_) land_all();
   let_in();
   std::vector<Answer*> all, writing;

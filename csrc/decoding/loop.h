@@ -17,6 +17,8 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <functional>
+#include <future>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -72,6 +74,7 @@ class Loop {
     return int(std::min(size_t(blocks_.count()) * kSpan, ranks_ ? kPassTables / 2 : size_t(1) << 30));
   }
   const CpuModel& model() const { return passes_.model(); }
+  size_t block_bytes() const { return blocks_.block_bytes(); }
   int taps() const { return passes_.taps(); }   // that verdicts bring home
 
   // From any thread. automatic: the policy decides on drafts, round by round; of the schedule, `lookup` and `recycle` count.
@@ -79,6 +82,8 @@ class Loop {
   // grammar: its number, over ranks, whose last one has been told of it; 0: there is none.
   std::shared_ptr<AnswerEvents> add(Request request, bool automatic = false, int grammar = 0);
   LoopCounts counts();
+  // From any thread: what `work` gives, between two rounds, when nobody changes the blocks.
+  int between_rounds(std::function<int(Blocks&)> work);
   void wait() { condition_->wait(); }   // until there may be something to do
   void notify() { condition_->notify(); }
 
@@ -118,6 +123,7 @@ class Loop {
   Flight take_flight(uint64_t number);
   bool rejected(const Answer& answer);
   void send(const std::vector<Part>& parts);
+  void do_work();
   void let_in();
   bool admit(Answer& answer);
   int shared_at_most(const Answer& answer, int rows) const;
@@ -180,6 +186,7 @@ class Loop {
   std::vector<int> closed_;                        // answers that other stages have heard of, and that are over
   std::mutex mutex_;
   Answers arrived_;
+  std::vector<std::packaged_task<int(Blocks&)>> work_;   // see between_rounds
   LoopCounts counts_, shown_;
 };
 

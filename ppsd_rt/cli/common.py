@@ -6,7 +6,8 @@ import os
 import stat
 import sys
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
@@ -22,6 +23,7 @@ from ..printable import printable, quoted
 from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams
 from .notes import note
+from .progress import loading_bar
 
 PATIENCE = 1.0  # seconds without the end of standard input, before that is said
 MOST_BYTES = 1 << 28  # of a file of prompts, a text to measure with, or standard input
@@ -77,7 +79,18 @@ def engine_of(args: argparse.Namespace, **changes: Any) -> Engine:
     """As the options of a command say that it has, with these changes."""
     names = ("exit_head", "backend", "device", "dtype", "threads", "stages", "kv_dtype", "kv_memory")
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
-    return Engine.from_pretrained(args.model, **given | changes)
+    shown = not getattr(args, "quiet", False) and sys.stderr is not None and sys.stderr.isatty()
+    return Engine.from_pretrained(args.model, progress=loading_bar if shown else nullcontext, **given | changes)
+
+
+@contextmanager
+def kept_prompts(engine: Engine, file: Path | None, most: int | None = None) -> Iterator[None]:
+    """Of `--prompt-cache`; most: bytes of it."""
+    if file is not None:
+        engine.load_prompts(file)
+    yield
+    if file is not None:
+        engine.save_prompts(file, most)
 
 
 def note_threads(given: int | list[int]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from logging import WARNING, getLogger
+from pathlib import Path
 
 from ..backend import RunOptions
 from ..engine import Engine
@@ -23,6 +24,7 @@ from .common import (
     NamedPrompt,
     as_chat,
     counted,
+    kept_prompts,
     load_engine,
     note_plain,
     only_prompt,
@@ -51,17 +53,19 @@ def run(args: argparse.Namespace) -> int:
     prompts = _prompts(args)
     inputs = args.prompts, args.exit_head, args.model
     with TraceFile(args.trace, inputs) if args.trace else nullcontext() as trace:
-        return _run(args, prompts, params, schedule, trace)
+        engine = load_engine(args)
+        with kept_prompts(engine, Path(args.prompt_cache) if args.prompt_cache else None):
+            return _run(args, engine, prompts, params, schedule, trace)
 
 
 def _run(
     args: argparse.Namespace,
+    engine: Engine,
     prompts: list[tuple[str | int | None, str | NamedPrompt]],
     params: SamplingParams,
     schedule: Schedule | Auto,
     trace: TraceFile | None,
 ) -> int:
-    engine = load_engine(args)
     if args.exit_head in ("auto", "none") and engine.head is None and isinstance(schedule, Auto) and not args.json:
         drafts = engine.backend.copies and schedule.copies
         how = "only repetitions and what usually follows are drafted" if drafts else "decoding plainly"

@@ -10,6 +10,8 @@ MODELS = "models"
 FILES = {  # kind: its subfolder, and what our files in it are called
     "calibration": ("calibration", ("*.json", "tmp*")),
     "importance": ("importance", ("*.npy", "tmp*")),
+    "hashes": ("hashes", ("*.hash", "tmp*")),
+    "packed": ("packed", ("*.packed", "*.unfinished")),
     "chat": ("chat", ("history.*", "tmp*")),
     "benchmarks": ("benchmarks", ("*.gguf", "*/*.json", "*/*.safetensors")),
 }
@@ -121,6 +123,9 @@ def generate_options(parser: ArgumentParser) -> None:
     add("--grammar G", "what the answer must be: json, schema=FILE or {...}, regex=PATTERN or lark=FILE")
     add("--logprobs N", "with --json: log-probabilities of the tokens and of the N likeliest", whole)
     add("--show-drafts", "colour drafted, accepted and corrected tokens")
+    add(
+        "--prompt-cache FILE", "begin with the prompts that are kept there, and keep those of now [keep nothing]", named
+    )
     add("--trace FILE", "write a timeline of the stages, for ui.perfetto.dev", named)
     add("-q --quiet", "no statistics and no notes: the answer, and errors")
     add("--compare", "also decode it with and without speculation in turns, and print how much faster it was")
@@ -147,6 +152,11 @@ def serve_options(parser: ArgumentParser) -> None:
         "whose earlier answers make new ones faster: those of the same owner, everybody's, nobody's [own]",
         choices=("own", "shared", "off"),
         default="own",
+    )
+    add(
+        "--prompt-cache FOLDER",
+        "the same after a restart: keep there what prompts have been read [keep nothing]",
+        named,
     )
     add = group(parser, "an engine that may be lost (answers go on with the same tokens)")
     add("--restarts N", "decode in a child process, started again up to N times", whole)

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import Event, Thread
 from time import monotonic
 
 from ..printable import printable
 
-DELAY = 1.0  # seconds: most prompts take less
+DELAY = 0.5  # seconds: most prompts take less
 
 
 @contextmanager
@@ -25,6 +26,26 @@ def progress_bar(title: str, transient: bool = False) -> Iterator[Callable[[int,
     with Progress(*columns, console=console, transient=transient, disable=not console.is_terminal) as progress:
         task = progress.add_task(printable(title), total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def loading_bar(bytes: int, over: Callable[[Event], bool] = lambda ended: ended.wait(DELAY)) -> Iterator[None]:
+    """A bar on standard error once loading weights has taken DELAY. over: waits for so long; has it ended by then?"""
+    ended = Event()
+
+    def show() -> None:
+        if over(ended):
+            return
+        with progress_bar(f"loading {bytes / 1e9:.1f} GB" if bytes >= 1e9 else f"loading {bytes / 1e6:.0f} MB", True):
+            ended.wait()
+
+    thread = Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class PromptBar:
@@ -48,6 +69,6 @@ class PromptBar:
         if not self._shown:
             return
         if self._advance is None and self._now() - self._begun >= DELAY:
-            self._advance = self._bar.enter_context(progress_bar("prompt", transient=True))
+            self._advance = self._bar.enter_context(progress_bar(f"reading {total:,} tokens", transient=True))
         if self._advance is not None:
             self._advance(done, total)

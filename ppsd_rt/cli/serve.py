@@ -3,20 +3,44 @@
 import argparse
 import os
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..extras import need
 from ..pipeline.schedule import parse_schedule
-from .common import load_engine
+from .common import kept_prompts, load_engine
 from .front import check_front, open_front
 from .notes import note
 
 # Options that are settings as they are.
 _LIMITS = ("max_body", "max_prompt", "max_answer", "keep_alive", "timeout", "grace")
 _SETTINGS = (*_LIMITS, "strict", "plain_contents", "cors", "memory")
+
+
+_PROMPTS = 4 << 30  # bytes of --prompt-cache
+
+
+@contextmanager
+def _prompt_cache(engine: Engine, folder: Path) -> Iterator[None]:
+    """A file for each model, and within _PROMPTS those of the models that were served last."""
+    if not hasattr(engine.backend, "prompts_name"):
+        raise UsageError("--prompt-cache needs the cpu backend, in the server's own process: leave it out")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--prompt-cache {folder}: {error.strerror or error}") from None
+    own = folder / engine.backend.prompts_name()
+    with kept_prompts(engine, own, _PROMPTS):
+        yield
+    kept = {path: path.stat() for path in folder.glob("*.prompts")}
+    room = _PROMPTS
+    for path in sorted(kept, key=lambda path: -kept[path].st_mtime):
+        room -= kept[path].st_size
+        if room < 0 and path != own:
+            path.unlink(missing_ok=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
             here = lambda: engines.here  # noqa: E731
         else:
             engine = load_engine(args)
+        if args.prompt_cache is not None:
+            stack.enter_context(_prompt_cache(engine, Path(args.prompt_cache)))
         engine.name = args.model_name or Path(engine.name).name  # clients need not know where it is
         queue = args.queue or default_queue(args.max_body)
         same = {name: getattr(args, name) for name in _SETTINGS}

@@ -1,15 +1,18 @@
 """The C++ backend: packed weights, kernels for this machine's instruction set, stages on pinned threads."""
 
 import logging
+import os
 from collections.abc import Generator, Sequence
 from copy import copy
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import _native
+from .. import __version__, _native
 from ..backend import Asked, Oracle, check_ids
 from ..errors import PpsdError, UsageError
 from ..forks import hears_of_forks
@@ -21,11 +24,12 @@ from ..planning.planner import PlannerPool, costs_here, costs_path, explain, kin
 from ..planning.split import cut_layers
 from ..printable import quoted
 from ..sampling.params import EXTRAS, SamplingParams
+from . import prompts
 from .answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
 from .failures import one_line
 from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
 from .machine import default_threads, kv_memory_of, no_memory
-from .packing import pack_head, pack_model
+from .packing import pack_head, pack_model, pack_shipped
 
 LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of
 
@@ -85,7 +89,9 @@ class CpuBackend:
     def use_head(self, file: HeadFile | None) -> None:
         cuts = cut_layers(file.info.exit_layer if file else 0, self._layers, self._stages)
         self._answers.forget_loop()
-        self._use(file, self._base if file is None else self.pack_head(file), cuts)
+        dtypes = self.dtype, self.kv_dtype
+        packed = file and pack_shipped(self._base, file, self._checkpoint, dtypes, self.threads)
+        self._use(file, packed or self._base, cuts)
 
     def pack_head(self, file: HeadFile) -> _native.Model:
         """The model with this head. Nothing else changes; half a second for the default one."""
@@ -144,6 +150,33 @@ class CpuBackend:
             # Stages overlap or take turns, and nothing overlaps with what an EAGLE-3 head drafts.
             cuts = None if self.head is not None and self.head.kind == EAGLE3 else self._cuts
             return _native.Loop(self._model, self.threads, self._kv_memory, MOST_ANSWERS, PROMPT_ROWS, cuts=cuts)
+
+    def save_prompts(self, path: Path, most: int | None) -> int:
+        """See prompts.save. Answers go on."""
+        with self._answers.lock:
+            return prompts.save(path, *self._prompts_of(), self._answers.loop, most)
+
+    def load_prompts(self, path: Path) -> int:
+        """See prompts.load."""
+        with self._answers.lock:
+            return prompts.load(path, *self._prompts_of(), self._answers.loop)
+
+    def prompts_name(self) -> str:
+        """Of a file for prompts of this model, in these formats and with this head."""
+        return _digest(self._prompts_of()[0]) + ".prompts"
+
+    def _prompts_of(self) -> tuple[dict[str, object], dict[str, object]]:
+        """What blocks hold, and what gives them their bits."""
+        of = {
+            "model": self._checkpoint.name,
+            "weights": self._checkpoint.hash,
+            "configuration": _digest(self._checkpoint.config),  # with its rotation
+            "format": [self.dtype, self.kv_dtype],
+            "exit head": _digest((self.head, self.draft_vocabulary)),
+            "block": self._answers.loop.block_bytes,
+        }
+        built = os.stat(_native.__file__)
+        return of, {"isa": self._model.isa, "version": __version__, "kernels": [built.st_size, built.st_mtime_ns]}
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self._vocab_size)
@@ -245,6 +278,10 @@ class CpuBackend:
         self._made = None
         self._planners = PlannerPool()
         self.know(self._counted)  # anew: a thread that is not here may have been in it
+
+
+def _digest(value: object) -> str:
+    return sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def _speed(prediction: _native.Prediction) -> float:

@@ -23,7 +23,7 @@ from .tensors import packable
 
 ROWS = 512  # of the text; twice as many changed nothing
 LARGE = 200_000  # inputs of all matrices: models of a billion weights have more, and are told that it takes a while
-_MEASURE = 1  # how it is measured: to be raised with every change of that, or of the text
+MEASURE = 1  # how it is measured: to be raised with every change of that, or of the text
 _TEXT = Path(__file__).parents[1] / "data" / "starters.json"  # beginnings of texts of many kinds, in several languages
 
 _LOG = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def importance_for(dtype: str, checkpoint: Checkpoint, threads: int) -> Importan
     if dtype != "int4":
         return None
     config = checkpoint.config
-    path = cache_dir() / "importance" / f"{checkpoint.hash}-{_MEASURE}.npy"
+    path = cache_dir() / "importance" / f"{checkpoint.hash}-{MEASURE}.npy"
     inputs = (
         config.hidden_size,
         config.num_attention_heads * config.head_dim,

@@ -238,7 +238,7 @@ def test_sources_in_order(tmp_path: Path) -> None:
     }
     write(tmp_path, tokenizer_config__json=config)
     assert rendered() == "config <b>Hello, how are you?"
-    write(tmp_path, chat_template__jinja="file {{ bos_token }}" + SAID)
+    write(tmp_path, chat_template__jinja="\ufefffile {{ bos_token }}" + SAID)  # with a mark at its head
     assert rendered() == "file <b>Hello, how are you?"
 
 

@@ -178,6 +178,16 @@ def test_missing_shard(folder):
         Checkpoint(folder)
 
 
+def test_index_of_an_older_copy(folder, caplog):
+    """Whose shards had other names, or were more: all that it names is there."""
+    hash = Checkpoint(folder).hash
+    index, _ = shard(folder)
+    index.write_text(index.read_text().replace("-of-00003", "-of-00030"))
+    with caplog.at_level("INFO", "ppsd_rt"):
+        assert Checkpoint(folder).hash == hash
+    assert "-of-00003.safetensors, not in model-" in caplog.text
+
+
 def test_index_that_lies(folder, caplog):
     """The index and the tensors decide; a notice says what was left out, or found elsewhere."""
     hash = Checkpoint(folder).hash

@@ -114,6 +114,21 @@ def test_tokenizers_are_the_same(pair: tuple[Path, Path]) -> None:
     assert mapped.chat_template.origin == str(pair[0])
 
 
+def test_tool_use_and_added_letters(tmp_path: Path) -> None:
+    """llama.cpp's key for a second template; added tokens are text, whatever letters they have."""
+    values = metadata()
+    values["tokenizer.ggml.tokens"][3] = "đem"  # of the type that is for added tokens
+    values["tokenizer.chat_template.tool_use"] = "with tools: {{ messages[0]['content'] }}"
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "m.gguf", values=values))
+    said = [{"role": "user", "content": "hi"}]
+    assert tokenizer.chat_template is not None
+    assert tokenizer.chat_template.render(said) == "hi"
+    assert tokenizer.chat_template.render(said, template_variables={"tools": []}) == "with tools: hi"
+    ids = tokenizer.encode("xđemx", add_special_tokens=False)
+    assert ids[1:-1] == [3]
+    assert (tokenizer.decode(ids), tokenizer.token_bytes(3)) == ("xđemx", "đem".encode())
+
+
 def test_loading_needs_the_memory_of_the_packed_weights(tmp_path: Path) -> None:
     """Beside them numpy holds a vector or a block at a time. test_default_model.py has the peak of a whole process."""
     sizes = {"hidden": 512, "inner": 2048, "heads": 16, "kv_heads": 4, "head_dim": 32, "layers": 12}

@@ -1,6 +1,7 @@
 """How far a long prompt is: what the C++ counts, what a caller hears of it, and the bar that `ppsd-run` shows."""
 
 from contextlib import contextmanager
+from threading import Event
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from support import tiny_model, write_model
 
 from ppsd_rt import Engine, RunOptions, SamplingParams, _native
 from ppsd_rt.cli import progress
-from ppsd_rt.cli.progress import DELAY, PromptBar
+from ppsd_rt.cli.progress import DELAY, PromptBar, loading_bar
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import parse_schedule
 
@@ -70,6 +71,21 @@ def shown(monkeypatch):
     return seen
 
 
+@pytest.mark.parametrize(("size", "title"), [(1_080_000_000, "loading 1.1 GB"), (98_400_000, "loading 98 MB")])
+def test_loading_shows_how_much_once_it_takes_a_while(shown, size, title):
+    waited = Event()
+    with loading_bar(size, over=lambda ended: False):
+        while not shown:
+            waited.wait(0.001)
+    assert shown == [(title, True), "gone"]
+
+
+def test_loading_that_is_over_at_once_shows_nothing(shown):
+    with loading_bar(10**9, over=lambda ended: ended.wait(60)):
+        pass
+    assert shown == []
+
+
 def test_the_bar_comes_late_and_goes_before_the_answer(shown):
     now = 100.0
     tell = PromptBar(lambda: now)
@@ -80,7 +96,7 @@ def test_the_bar_comes_late_and_goes_before_the_answer(shown):
     now += 0.01
     tell(20, 100)
     tell(30, 100)
-    assert shown == [("prompt", True), (20, 100), (30, 100)]
+    assert shown == [("reading 100 tokens", True), (20, 100), (30, 100)]
     tell(100, 100)
     tell(100, 100)
     assert shown[3:] == ["gone"]

@@ -9,7 +9,7 @@ import pytest
 from serve_support import HANG, USER, openai, serving
 
 from ppsd_rt import Grammar
-from ppsd_rt.errors import GrammarFailed
+from ppsd_rt.errors import GrammarFailed, UsageError
 from ppsd_rt.sampling.grammar import TokenMask
 
 
@@ -207,7 +207,7 @@ def patient(engine, monkeypatch):
             return run(kind, text)
         asked.set()
         ended.wait(HANG)
-        return "hopeless", 0, "", ()
+        raise UsageError("hopeless")  # which is not kept
 
     monkeypatch.setattr(trials, "run", waits)
     engine.asked = asked
