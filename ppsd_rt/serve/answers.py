@@ -139,8 +139,8 @@ class Answers:
         if grammar is not None:
             self.unheld = await self._service.compile(grammar, self._held_by)
         if self._echo is not None:
-            for prompt in {tuple(prompt) for prompt in self.prompts}:
-                self.echoed[prompt] = await self._service.prompt_logprobs(prompt, self._echo)
+            for same in {tuple(prompt) for prompt in self.prompts}:
+                self.echoed[same] = await self._service.prompt_logprobs(same, self._echo)
 
     async def _run_all(self, emit: Emit | None, slots: Slots) -> None:
         if len(self._generations) == 1:
