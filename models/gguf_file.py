@@ -166,28 +166,19 @@ class _Cursor:
         return count
 
     def text(self) -> str:
-        try:
-            return self.take(self.u64()).decode("utf-8")
-        except UnicodeDecodeError:
-            raise self.bad("the metadata holds text that is not UTF-8") from None
+        return self.take(self.u64()).decode("utf-8")
 
     def texts(self) -> list[str]:
         """An array of strings: a vocabulary has 100,000, so this loop calls nothing of ours."""
-        data, end, length = self.data, len(self.data), struct.Struct("<Q").unpack_from
+        data, length = self.data, struct.Struct("<Q").unpack_from
         count = self.count(8, _MOST_STRINGS)
         begin, texts = self.at, []
-        try:
-            for _ in range(count):
-                stop = begin + 8 + length(data, begin)[0]
-                texts.append(data[begin + 8 : stop].decode("utf-8"))
-                begin = stop
-        except (struct.error, OverflowError):
-            raise self.bad("the file ends inside its metadata") from None
-        except UnicodeDecodeError:
-            raise self.bad("the metadata holds text that is not UTF-8") from None
-        if begin > end:
-            raise self.bad("the file ends inside its metadata")
+        for _ in range(count):
+            stop = begin + 8 + length(data, begin)[0]
+            texts.append(data[begin + 8 : stop].decode("utf-8"))
+            begin = stop
         self.at = begin
+        self.take(0)  # says so where the last one ends beyond the file
         return texts
 
     def value(self, kind: int) -> Any:
@@ -252,7 +243,11 @@ def _read_file(path: Path) -> GgufFile:
         if file.read(4) != b"GGUF":
             raise PpsdError(f"{path} is not a GGUF file: it does not begin with GGUF")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(_Cursor(data, path))
+            cursor = _Cursor(data, path)
+            try:
+                return _parse(cursor)
+            except (struct.error, OverflowError, UnicodeDecodeError) as error:
+                raise cursor.bad(f"its metadata cannot be read near byte {cursor.at} ({error})") from None
 
 
 def _parse(cursor: _Cursor) -> GgufFile:

@@ -24,14 +24,9 @@ from .rotary import llama3_frequencies
 from .shapes import model_shapes
 from .stored import Blocks, Floats
 
-# GGUF's architecture, which is transformers' model_type: its class there; does llama.cpp rotate neighbours, where
-# Hugging Face rotates halves? What else its config.json says.
-_ARCHITECTURES: dict[str, tuple[str, bool, tuple[str, ...]]] = {
-    "llama": ("LlamaForCausalLM", True, ("attention_bias", "mlp_bias")),
-    "qwen2": ("Qwen2ForCausalLM", False, ("use_sliding_window",)),
-    "qwen3": ("Qwen3ForCausalLM", False, ("attention_bias", "use_sliding_window")),
-    "smollm3": ("SmolLM3ForCausalLM", True, ("attention_bias", "mlp_bias", "no_rope_layer_interval")),
-}
+# GGUF's architecture, which is transformers' model_type: does llama.cpp rotate neighbours, where Hugging Face rotates
+# halves?
+_ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False, "smollm3": True}
 
 # Hugging Face's name of a module -> GGUF's
 _LAYER = {
@@ -133,12 +128,7 @@ def _read_config(gguf: GgufFile, arch: str, biases: _Biases) -> dict[str, Any]:
     head_dim = _read_head_dim(gguf, arch, heads)
     theta = gguf.number(f"{arch}.rope.freq_base", 10000.0)
     context = gguf.integer(f"{arch}.context_length")
-    name, _, keys = _ARCHITECTURES[family]
-    # llama.cpp has the interval of layers that do not rotate in its code; the file does not say it.
-    others: dict[str, Any] = {"attention_bias": biases.inputs, "mlp_bias": biases.mlp}
-    others |= {"use_sliding_window": False, "no_rope_layer_interval": 4}
     return {
-        "architectures": [name],
         "model_type": family,
         "vocab_size": _tensor(gguf, "token_embd.weight").shape[0],
         "hidden_size": gguf.integer(f"{arch}.embedding_length"),
@@ -147,13 +137,14 @@ def _read_config(gguf: GgufFile, arch: str, biases: _Biases) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "hidden_act": "silu",
         "max_position_embeddings": context,
         "rms_norm_eps": gguf.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         "rope_theta": theta,
         "rope_scaling": _read_rope_scaling(gguf, arch, head_dim, theta, context),
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
-        **{key: others[key] for key in keys},
+        "attention_bias": biases.inputs,
+        "mlp_bias": biases.mlp,
+        "no_rope_layer_interval": 4,  # llama.cpp has it in its code, for smollm3
     }
 
 
@@ -244,7 +235,7 @@ def _plan_weights(gguf: GgufFile, arch: str, config: LlamaConfig) -> list[GgufWe
         tensor = _tensor(gguf, name)
         if tensor.shape != shape:
             raise gguf.bad(f"the tensor {name!r} has shape {tensor.shape}, expected {shape}")
-        interleaved = _ARCHITECTURES[arch][1] and ("q_proj" in key or "k_proj" in key)
+        interleaved = _ARCHITECTURES[arch] and ("q_proj" in key or "k_proj" in key)
         weights.append(GgufWeight(tensor, key, config.head_dim if interleaved else 0))
     return weights
 
