@@ -136,7 +136,15 @@ class Loop:
         stepped: bool = ...,
         keep: Sequence[int] = ...,  # of every row the hidden states after so many layers: LoopAnswer.kept
         cuts: Sequence[int] | None = ...,
+        prior: float = ...,  # how often the exit head's drafts are right, as far as its file says
+        learned: Sequence[float] = ...,  # by the policy of a loop before this one
     ) -> None: ...
+    def learned(self) -> list[float]:
+        """By the policy, until the last answer that has ended: for the next process."""
+
+    def explain(self) -> str:
+        """What the policy believed of passes and drafts then."""
+
     def add(
         self,
         prompt: Sequence[int],
@@ -147,15 +155,14 @@ class Loop:
         report_drafts: bool = ...,
         masks: tuple[Any, Any] | None = ...,
         ngrams: Ngrams | None = ...,
-        planner: Planner | None = ...,
         oracle: Oracle | None = ...,
         trace: bool = ...,
         grammar: int = ...,
     ) -> LoopAnswer:
         """Queue an answer.
 
-        automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count; planner: by this one while
-        it runs alone. masks: of its grammar, for drafts and for verification.
+        automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count. masks: of its grammar, for
+        drafts and for verification.
         grammar: its number, over ranks; 0: it has none.
         MemoryError: the text may become longer than all blocks.
         """

@@ -218,6 +218,46 @@ void bind(py::module_& m) {
       py::arg("seen"), py::arg("draft_share"), py::arg("acceptance"), py::arg("others"), py::arg("writing"),
       py::arg("left"), py::arg("most"), py::arg("margin") = 1.0, py::arg("reading") = 0,
       py::arg("sharers") = 1, py::arg("copying") = 1);
+  struct Alone {   // an answer alone, in made-up time
+    Policy policy;
+    Drafting answer;
+    std::chrono::steady_clock::time_point now{std::chrono::seconds(1)};
+  };
+  py::class_<Alone>(m, "Alone", "The policy of one answer after the other, none of which has company, in made-up time.")
+      .def(py::init([](double draft_share, double prior, bool overlaps) {
+             return Alone{Policy(true, draft_share, prior, overlaps ? Policy::Stages::kThreads : Policy::Stages::kNone), {}};
+           }),
+           py::arg("draft_share"), py::arg("prior"), py::arg("overlaps") = false)
+      .def("begin", [](Alone& alone, bool copies) {
+             alone.answer = {};
+             alone.answer.automatic = true;
+             alone.answer.asked.recycle = copies;
+           }, py::arg("copies") = false)
+      .def("plan", [](Alone& alone) {
+             std::vector<Policy::Writer> writers{{&alone.answer, {}}};
+             alone.policy.plan(&writers, {0, 0, kPassRows - 1, true, alone.answer.overlaps});
+             return schedule_of(writers.front().schedule);
+           })
+      .def("took", [](Alone& alone, const std::string& kind, int rows, double seconds) {
+             alone.policy.took(kind == "early" ? &PassTimes::early : kind == "draft" ? &PassTimes::draft
+                               : kind == "late" ? &PassTimes::late : &PassTimes::choose, rows, seconds);
+             alone.now += std::chrono::nanoseconds(int64_t(1e9 * seconds));
+           }, py::arg("kind"), py::arg("rows"), py::arg("seconds"))
+      .def("learn", [](Alone& alone, int drafts, int accepted, int copied) {
+             Round round;
+             round.rows = drafts + 1;
+             round.committed.assign(size_t(accepted) + 1, 0);
+             round.judged.assign(size_t(std::min(accepted + 1, drafts)), Draft{});
+             for (int i = 0; i < std::min(copied, int(round.judged.size())); ++i) round.judged[size_t(i)].copied = 1;
+             round.copied = copied;
+             round.accepted = accepted;
+             round.dropped = drafts - int(round.judged.size());
+             alone.policy.learn(&alone.answer, round, false, alone.now);
+           }, py::arg("drafts"), py::arg("accepted"), py::arg("copied") = 0)
+      .def_property_readonly("credit", [](const Alone& alone) { return alone.answer.credit; })
+      .def("learned", [](const Alone& alone) { return alone.policy.learned(); })
+      .def("know", [](Alone& alone, const std::vector<double>& numbers) { alone.policy.know(numbers); }, py::arg("numbers"))
+      .def("explain", [](const Alone& alone) { return alone.policy.explain(); });
   m.def("running_threads", &running_threads);
   m.def("let_threads_start", &let_threads_start, py::arg("count"));
   m.def("worker_set", &worker_set, py::arg("size"), py::arg("pinnable"), py::arg("seconds"), py::arg("lost"),

@@ -3,21 +3,20 @@
 import logging
 from collections.abc import Generator, Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _native
-from ..backend import Asked, Oracle, check_ids
+from ..backend import Asked, check_ids
 from ..errors import PpsdError, UsageError
 from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
-from ..pipeline.schedule import Auto
-from ..planning.planner import PlannerPool, costs_here, costs_path, explain, kind_of
+from ..planning import learned
+from ..planning.planner import costs_here, costs_path
 from ..planning.split import cut_layers
 from ..printable import quoted
 from ..sampling.params import EXTRAS, SamplingParams
@@ -97,7 +96,6 @@ class CpuBackend:
         self.head: HeadInfo | None = file.info if file else None
         self.draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)  # 0: all ids
         self._costs: _native.Costs | None = None
-        self._planners = PlannerPool()
         self.know(None)
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
@@ -124,16 +122,11 @@ class CpuBackend:
         return self._made
 
     def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
-        _, params, schedule, limits, options, _ = asked
-
-        def planner(alone: bool) -> _native.Planner | None:
-            measured = alone or self._costs is not None
-            return self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) and measured else None
-
+        limits = asked[3]
         if limits.end * self._row_bytes > self._kv_memory:
             raise no_memory(limits.end)
         try:
-            yield from self._answers.decode(asked, self._ngrams, planner)
+            yield from self._answers.decode(asked, self._ngrams)
         except _native.NoThread as error:
             raise PpsdError(f"cannot decode with {self.threads} threads: {error}") from None
 
@@ -143,7 +136,18 @@ class CpuBackend:
         ):
             # Stages overlap or take turns, and nothing overlaps with what an EAGLE-3 head drafts.
             cuts = None if self.head is not None and self.head.kind == EAGLE3 else self._cuts
-            return _native.Loop(self._model, self.threads, self._kv_memory, MOST_ANSWERS, PROMPT_ROWS, cuts=cuts)
+            what = (self.draft_vocabulary, self.dtype, self.kv_dtype, self.threads, self._model.isa, cuts)
+            path = self._answers.learned_at = learned.learned_path(self._checkpoint.hash, self.head, *what)
+            return _native.Loop(
+                self._model,
+                self.threads,
+                self._kv_memory,
+                MOST_ANSWERS,
+                PROMPT_ROWS,
+                cuts=cuts,
+                prior=learned.prior(self.head),
+                learned=learned.read(path),
+            )
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self._vocab_size)
@@ -200,7 +204,6 @@ class CpuBackend:
             path = costs_path(hash, self.head, self.draft_vocabulary, dtypes, self.threads, isa)
             with one_line("measure what drafts cost", self.threads):
                 self._costs = costs_here(path, self._calibrate, again)
-            self._planners.clear()
         return self._costs
 
     def _calibrate(self) -> _native.Costs:
@@ -211,22 +214,10 @@ class CpuBackend:
     def believe(self, costs: _native.Costs) -> None:
         """`auto` begins anew, with these costs instead of measured ones."""
         self._costs = costs
-        self._planners.clear()
 
     def explain(self) -> str:
-        """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
-        return explain(self._planners.used, self.costs()) if self._planners.used else ""
-
-    def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
-        """One that knows what overlapping costs, if it expects that this pays; else stages take turns."""
-        assert self.head is not None
-        costs, kind = self.costs(), kind_of(schedule, params, oracle)
-        if costs.overlapped is not None:
-            planner = self._planners.planner(replace(kind, overlaps=True), costs, self.head)
-            speeds = {p.mode == "overlap": p.tokens_per_second for p in sorted(planner.predictions(), key=_speed)}
-            if speeds.get(True, 0.0) > _native.WORTH_SWITCHING * speeds[False]:
-                return planner
-        return self._planners.planner(kind, _native.Costs(costs.turns), self.head)
+        """What the policy believes of passes and drafts; empty when nothing has been decoded."""
+        return self._answers.explain()
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -243,9 +234,4 @@ class CpuBackend:
         """The packed weights are shared; the next answer makes an engine of its own, with threads and KV caches."""
         self._answers.forked()
         self._made = None
-        self._planners = PlannerPool()
         self.know(self._counted)  # anew: a thread that is not here may have been in it
-
-
-def _speed(prediction: _native.Prediction) -> float:
-    return prediction.tokens_per_second
