@@ -195,7 +195,6 @@ class Loop:
     capacity: Final[int]
     counts: Final[dict[str, int]]  # draft_seconds: a float
 
-WORTH_SWITCHING: float  # predicted gain that makes up for a change between overlap and none
 
 class StageCosts:
     """Seconds of draft steps, verification passes and messages, after CONTEXT rows of text; see csrc/pipeline/costs.h.
@@ -259,24 +258,6 @@ class Costs:
     plain_seconds: Final[float]
     def to_dict(self) -> dict[str, Any]: ...
 
-class Prediction:
-    """What a schedule is expected to do.
-
-    mode: "plain", "turns" or "overlap". length: of "turns", drafts a round; of "overlap", which of its schedules.
-    """
-
-    mode: Final[str]
-    length: Final[int]
-    tokens_per_second: Final[float]
-
-class Measured:
-    """What rounds of a kind took, and what had been predicted for them."""
-
-    rounds: Final[int]
-    tokens: Final[int]
-    seconds: Final[float]
-    predicted_seconds: Final[float]
-
 class Ngrams:
     """What followed 1 to 16 tokens in all texts of an engine, in so many bytes at most: copies come from here."""
 
@@ -289,16 +270,6 @@ class Ngrams:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """A whole text, as if it had been read and said here."""
-
-class Planner:
-    """Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted."""
-
-    def __init__(
-        self, costs: Costs, prior: float, lookup: int = ..., siblings: bool = ..., recycle: bool = ...
-    ) -> None: ...
-    acceptance: Final[float]
-    def predictions(self) -> list[Prediction]: ...
-    def measured(self) -> dict[str, Measured]: ...
 
 class KernelTime:
     """Of one sweep over all layers: seconds (median, least, most), bytes read, flops."""
@@ -339,7 +310,7 @@ class Stages:
 
 def simulate(
     *,
-    schedule: Schedule | Planner,
+    schedule: Schedule,
     tokens: int,
     acceptance: Sequence[float],
     second: float,
@@ -415,7 +386,7 @@ class GraphSession:
         prompt: Sequence[int],
         keep: int,
         first: int,
-        schedule: Schedule | Planner,
+        schedule: Schedule | AlonePolicy,
         limits: Limits,
         seed: int,
         in_turns: bool,
@@ -431,13 +402,22 @@ class GraphSession:
     def close(self) -> None: ...
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...
 
+class AlonePolicy:
+    """Steers `auto` for one answer after the other, none of which has company, where whole rounds are timed."""
+
+    def __init__(self, prior: float, overlaps: bool) -> None: ...
+    def begin(self, asked: Schedule, pool: int) -> None:
+        """Before an answer. asked: `lookup` and `recycle` count. pool: 0 greedy, 1 sampled, -1 learned from alone."""
+
+    def explain(self) -> str: ...
+
 class LaunchPlan:
     """What a GPU launches next, and what its records [int32 words] mean: the host half of GraphSession."""
 
     def __init__(
         self,
         *,
-        schedule: Schedule | Planner,
+        schedule: Schedule | AlonePolicy,
         limits: Limits,
         seed: int,
         stages: int,

@@ -47,7 +47,7 @@ struct DraftTuning {
   double fades = 0.98;         // what verdicts weigh after each further one
   double pooled = 8.0;         // verdicts that those of all answers count as, for one of them
   double copies = 2.0;         // what a copy must promise over the price of its row: its chance is less well known
-  double margin = 1.3;         // times what its passes take, a draft is taken to cost in company; alone, it does cost that
+  double margin = 1.6;         // times what its passes take, a draft is taken to cost in company; alone, it does cost that
   double margin_over_ranks = 1.1;
   double least_chance = 0.02, sure_chance = 0.98;   // bounds of what a draft must promise
 
@@ -110,6 +110,9 @@ class Policy {
   void plan(std::vector<Writer>* writers, const Pass& pass);
   // A pass of the round took so long.
   void took(PassTime PassTimes::*kind, int rows, double seconds) { round_seconds_ += (times.*kind).observe(rows, seconds); }
+  void took_steps(int steps, double seconds) {   // of one row each, together
+    round_seconds_ += steps * times.draft.observe(1, seconds / steps);
+  }
   // What a verdict says of drafts to come, and what those of the round have earned and cost. in_flight: rows are under way.
   void learn(Drafting* drafting, const Round& round, bool in_flight, std::chrono::steady_clock::time_point now);
 

@@ -24,13 +24,13 @@ namespace {
 
 // A known answer in simulated time: [(seconds, event)]. text: the prompt and the answer. draw(position, place, right) -> (token,
 // confidence, second choice, its confidence).
-py::list replay(const Steering& steering, std::vector<int> text, int prompt, py::function draw, const Limits& limits,
+py::list replay(const Schedule& schedule, std::vector<int> text, int prompt, py::function draw, const Limits& limits,
                 const StageCosts& costs, const std::optional<OwnedNgrams>& ngrams, uint64_t seed) {
   const auto drawn = [draw = std::move(draw)](int position, int place, bool right) {
     const auto [token, confidence, sibling, chance] = draw(position, place, right).cast<std::tuple<int, double, int, double>>();
     return Draft{token, confidence, 0, sibling, chance};
   };
-  return in_simulated_time(steering, {std::move(text), prompt, drawn, limits}, seed, costs, ngrams.value_or(OwnedNgrams()), nullptr).first;
+  return in_simulated_time(schedule, {std::move(text), prompt, drawn, limits}, seed, costs, ngrams.value_or(OwnedNgrams()), nullptr).first;
 }
 
 // Made-up stages and a made-up clock, the methods of a Python object.
@@ -128,7 +128,7 @@ py::object sampling_params_of(const Sampling& s) {
                               "stop_token_ids"_a = s.stop_ids, "seed"_a = s.seed);
 }
 
-// Of the survival rule, as planners choose it.
+// Of the survival rule, as the policy chooses it.
 py::object schedule_of(const Schedule& s) {
   using py::literals::operator""_a;
   const py::object rule = py::module_::import("ppsd_rt.pipeline.stop_rules")
@@ -141,44 +141,8 @@ py::object schedule_of(const Schedule& s) {
                         "recycle"_a = s.recycle);
 }
 
-Prediction predict(const Planner& planner, const std::string& mode, int length, double acceptance) {
-  if (mode == "turns") return planner.predict_turns(length, acceptance);
-  return mode == "overlap" ? planner.predict_overlap(acceptance) : planner.predict_plain();
-}
-
-// A round of which the first `copied` of the judged drafts are copies.
-void after(Planner& planner, int committed, int judged, int accepted, double seconds, int copied, int siblings, bool rescued,
-           int position, int dropped) {
-  Round round;
-  round.position = position;
-  round.rows = judged + dropped + 1 + siblings;
-  round.dropped = dropped;
-  round.siblings = siblings;
-  round.rescued = rescued;
-  round.copied = copied;
-  round.committed.assign(size_t(committed), 0);
-  round.judged.assign(size_t(judged), Draft{});
-  for (int i = 0; i < copied; ++i) round.judged[i].copied = 1;
-  round.accepted = accepted;
-  planner.after(round, seconds);
-}
-
-// Of a planner.
-void bind_planner(py::module_& m) {
-  m.def("begin", &Planner::begin, py::arg("planner"), py::arg("context"));
-  m.def("schedule", [](const Planner& planner) { return schedule_of(planner.schedule()); }, py::arg("planner"));
-  m.def("credit", &Planner::credit, py::arg("planner"));
-  m.def("predict", [](const Planner& planner, const std::string& mode, int length, double acceptance) {
-    return predict(planner, mode, length, acceptance).tokens_per_second;
-  }, py::arg("planner"), py::arg("mode"), py::arg("length"), py::arg("acceptance"));
-  m.def("after", &after, py::arg("planner"), py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"),
-        py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false, py::arg("position") = StageCosts::kContext,
-        py::arg("dropped") = 0);
-  m.def("pass_seconds", &StageCosts::pass, py::arg("costs"), py::arg("rows"));
-}
-
 void bind(py::module_& m) {
-  bind_planner(m);
+  m.def("pass_seconds", &StageCosts::pass, py::arg("costs"), py::arg("rows"));
   py::class_<Crowd, std::shared_ptr<Crowd>>(m, "Crowd",
       "Passes of teams beside made-up other programs, counted by the members that worked.")
       .def_property_readonly("worked", [](Crowd& crowd) {

@@ -1,6 +1,5 @@
 """The C++ backend: packed weights, kernels for this machine's instruction set, stages on pinned threads."""
 
-import logging
 from collections.abc import Generator, Sequence
 from copy import copy
 from typing import Any
@@ -16,7 +15,6 @@ from ..models.checkpoint import Checkpoint
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
 from ..planning import learned
-from ..planning.planner import costs_here, costs_path
 from ..planning.split import cut_layers
 from ..printable import quoted
 from ..sampling.params import EXTRAS, SamplingParams
@@ -25,10 +23,6 @@ from .failures import one_line
 from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
 from .machine import default_threads, kv_memory_of, no_memory
 from .packing import pack_head, pack_model
-
-LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of
-
-_LOG = logging.getLogger(__name__)
 
 
 class CpuBackend:
@@ -95,7 +89,6 @@ class CpuBackend:
         self._made: _native.Engine | None = self.another_engine(self.threads)
         self.head: HeadInfo | None = file.info if file else None
         self.draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)  # 0: all ids
-        self._costs: _native.Costs | None = None
         self.know(None)
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
@@ -105,11 +98,11 @@ class CpuBackend:
             self._ngrams.know(successors)
 
     def swap_head(self, file: HeadFile, packed: _native.Model) -> None:
-        """To a head of the same sizes: what was said stays known, and what drafts cost."""
-        costs, counted, ngrams = self._costs, self._counted, self._ngrams
+        """To a head of the same sizes: what was said stays known."""
+        counted, ngrams = self._counted, self._ngrams
         self._answers.forget_loop()
         self._use(file, packed, self._cuts)
-        self._costs, self._counted, self._ngrams = costs, counted, ngrams
+        self._counted, self._ngrams = counted, ngrams
 
     def recall(self, ids: Sequence[int], owner: int) -> None:
         """Copy drafts from this text too, as if it had been answered here."""
@@ -194,26 +187,13 @@ class CpuBackend:
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._answers.last.spans() if self._answers.last else []
 
-    def costs(self, again: bool = False) -> _native.Costs:
-        """What draft steps and verification passes cost here; measured in the first runs, or `again`."""
+    def costs(self) -> _native.Costs:
+        """What draft steps and verification passes cost now: for the lab, and for what `distill` expects."""
         if self.head is None:
-            raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
-        if self._costs is None or again:
-            self._answers.end_all()
-            hash, dtypes, isa = self._checkpoint.hash, (self.dtype, self.kv_dtype), self._model.isa
-            path = costs_path(hash, self.head, self.draft_vocabulary, dtypes, self.threads, isa)
-            with one_line("measure what drafts cost", self.threads):
-                self._costs = costs_here(path, self._calibrate, again)
-        return self._costs
-
-    def _calibrate(self) -> _native.Costs:
-        if self._model.packed_bytes > LARGE:
-            _LOG.info("measuring what drafts and passes cost on this machine: some seconds in each of the first runs")
-        return self._engine.calibrate(overlaps=not self._cuts)
-
-    def believe(self, costs: _native.Costs) -> None:
-        """`auto` begins anew, with these costs instead of measured ones."""
-        self._costs = costs
+            raise PpsdError("there is nothing to measure without an exit head: give --exit-head")
+        self._answers.end_all()
+        with one_line("measure what drafts cost", self.threads):
+            return self._engine.calibrate(overlaps=not self._cuts)
 
     def explain(self) -> str:
         """What the policy believes of passes and drafts; empty when nothing has been decoded."""

@@ -31,7 +31,7 @@ def read(path: Path) -> list[float]:
     try:
         numbers = json.loads(cache_file.read(path, _LARGEST))
         return [float(number) for number in numbers] if all(map(_is_number, numbers)) else []
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return []
 
 

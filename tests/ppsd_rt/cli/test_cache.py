@@ -14,14 +14,14 @@ from ppsd_rt.cli.options import FILES, MODELS
 from ppsd_rt.models.cache import kept_gguf
 
 OURS = {  # of every kind but models
-    "calibration/0123456789abcdef.json": "calibration",
-    "calibration/tmpk3j2h1_x": "calibration",
+    "learned/0123456789abcdef.json": "learned",
+    "learned/tmpk3j2h1_x": "learned",
     "importance/0123456789abcdef-1.npy": "importance",
     "check/seed-0-12345678-build.jsonl": "campaigns",
     "chat/history.json": "chat",
     "benchmarks/0123456789abcdef-Q8_0.gguf": "benchmarks",
 }
-NOT_OURS = ("notes.txt", "models/mine/model.safetensors", "check/report.md", "calibration/deeper/one.json")
+NOT_OURS = ("notes.txt", "models/mine/model.safetensors", "check/report.md", "learned/deeper/one.json")
 
 
 class Terminal(io.StringIO):
@@ -66,7 +66,7 @@ def test_it_lists_kinds_sizes_and_ages(folder, model, monkeypatch, capsys):
     assert lines[0] == str(folder)
     chat = next(line for line in lines if line.startswith("chat "))
     assert chat.split() == ["chat", "chat/history.json", "1.5", "kB", "3", "days"]
-    assert next(line for line in lines if line.startswith("calibration ")).split()[1:5] == ["2", "files", "3.0", "kB"]
+    assert next(line for line in lines if line.startswith("learned ")).split()[1:5] == ["2", "files", "3.0", "kB"]
     assert next(line for line in lines if line.startswith("models ")).endswith("now")
     assert lines[-1].startswith("7 items, ")
 
@@ -109,7 +109,7 @@ def test_links_lead_to_what_is_not_ours(folder, model, tmp_path):
     (outside / "model" / "ppsd-rt-stamp.json").touch()
     (outside / "one.json").touch()
     (folder / "gguf" / "link").symlink_to(outside / "model")
-    (folder / "calibration" / "link.json").symlink_to(outside / "one.json")
+    (folder / "learned" / "link.json").symlink_to(outside / "one.json")
     (folder / "check").rename(folder / "check-before")
     (folder / "check").symlink_to(outside / "check")
     (model / "deeper").symlink_to(outside)

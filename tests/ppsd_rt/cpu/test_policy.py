@@ -1,4 +1,4 @@
-"""The policy of an answer alone, in made-up time: drafts lose little whatever they are worth, and are made if they pay."""
+"""The policy of an answer alone, in made-up time: drafts lose little whatever they are worth, and pay if they can."""
 
 import random
 from statistics import mean

@@ -10,7 +10,6 @@ from support import EOS, write_model
 from ppsd_rt import Engine, Oracle, SamplingParams, _native
 from ppsd_rt.errors import GrammarFailed
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.ranks.costs import side_by_side
 from ppsd_rt.ranks.slices import CpuSlices
 from ppsd_rt.sampling.grammar import Grammars
 
