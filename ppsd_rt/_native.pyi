@@ -195,7 +195,6 @@ class Loop:
     capacity: Final[int]
     counts: Final[dict[str, int]]  # draft_seconds: a float
 
-
 class StageCosts:
     """Seconds of draft steps, verification passes and messages, after CONTEXT rows of text; see csrc/pipeline/costs.h.
 
