@@ -404,8 +404,9 @@ class CudaBackend:
     def _possible(self, schedule: Schedule | Auto) -> Schedule | Auto:
         """Without siblings where there cannot be any: their rows stay on one device, and are adopted before anything
         else runs."""
-        never = isinstance(schedule, Schedule) and (len(self._devices()) > 1 or schedule.overlap)
-        return replace(schedule, siblings=0.0) if never else schedule
+        if isinstance(schedule, Schedule) and (len(self._devices()) > 1 or schedule.overlap):
+            return replace(schedule, siblings=0.0)
+        return schedule
 
     def _steer(
         self, schedule: Schedule | Auto, oracle: Oracle | None, params: SamplingParams
