@@ -155,7 +155,15 @@ class Loop:
         stepped: bool = ...,
         keep: Sequence[int] = ...,  # of every row the hidden states after so many layers: LoopAnswer.kept
         cuts: Sequence[int] | None = ...,
+        prior: float = ...,  # how often the exit head's drafts are right, as far as its file says
+        learned: Sequence[float] = ...,  # by the policy of a loop before this one
     ) -> None: ...
+    def learned(self) -> list[float]:
+        """By the policy, until the last answer that has ended: for the next process."""
+
+    def explain(self) -> str:
+        """What the policy believed of passes and drafts then."""
+
     def add(
         self,
         prompt: Sequence[int],
@@ -166,15 +174,14 @@ class Loop:
         report_drafts: bool = ...,
         masks: tuple[Any, Any] | None = ...,
         ngrams: Ngrams | None = ...,
-        planner: Planner | None = ...,
         oracle: Oracle | None = ...,
         trace: bool = ...,
         grammar: int = ...,
     ) -> LoopAnswer:
         """Queue an answer.
 
-        automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count; planner: by this one while
-        it runs alone. masks: of its grammar, for drafts and for verification.
+        automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count. masks: of its grammar, for
+        drafts and for verification.
         grammar: its number, over ranks; 0: it has none.
         MemoryError: the text may become longer than all blocks.
         """
@@ -213,8 +220,6 @@ class Loop:
         """End all answers with this line; by the thread that calls `work`."""
     capacity: Final[int]
     counts: Final[dict[str, int]]  # draft_seconds: a float
-
-WORTH_SWITCHING: float  # predicted gain that makes up for a change between overlap and none
 
 class StageCosts:
     """Seconds of draft steps, verification passes and messages, after CONTEXT rows of text; see csrc/pipeline/costs.h.
@@ -278,24 +283,6 @@ class Costs:
     plain_seconds: Final[float]
     def to_dict(self) -> dict[str, Any]: ...
 
-class Prediction:
-    """What a schedule is expected to do.
-
-    mode: "plain", "turns" or "overlap". length: of "turns", drafts a round; of "overlap", which of its schedules.
-    """
-
-    mode: Final[str]
-    length: Final[int]
-    tokens_per_second: Final[float]
-
-class Measured:
-    """What rounds of a kind took, and what had been predicted for them."""
-
-    rounds: Final[int]
-    tokens: Final[int]
-    seconds: Final[float]
-    predicted_seconds: Final[float]
-
 class Ngrams:
     """What followed 1 to 16 tokens in all texts of an engine, in so many bytes at most: copies come from here."""
 
@@ -308,16 +295,6 @@ class Ngrams:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """A whole text of an owner, as if it had been read and said here."""
-
-class Planner:
-    """Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted."""
-
-    def __init__(
-        self, costs: Costs, prior: float, lookup: int = ..., siblings: bool = ..., recycle: bool = ...
-    ) -> None: ...
-    acceptance: Final[float]
-    def predictions(self) -> list[Prediction]: ...
-    def measured(self) -> dict[str, Measured]: ...
 
 class KernelTime:
     """Of one sweep over all layers: seconds (median, least, most), bytes read, flops."""
@@ -358,7 +335,7 @@ class Stages:
 
 def simulate(
     *,
-    schedule: Schedule | Planner,
+    schedule: Schedule,
     tokens: int,
     acceptance: Sequence[float],
     second: float,
@@ -434,7 +411,7 @@ class GraphSession:
         prompt: Sequence[int],
         keep: int,
         first: int,
-        schedule: Schedule | Planner,
+        schedule: Schedule | AlonePolicy,
         limits: Limits,
         seed: int,
         in_turns: bool,
@@ -450,13 +427,22 @@ class GraphSession:
     def close(self) -> None: ...
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...
 
+class AlonePolicy:
+    """Steers `auto` for one answer after the other, none of which has company, where whole rounds are timed."""
+
+    def __init__(self, prior: float, overlaps: bool) -> None: ...
+    def begin(self, asked: Schedule, pool: int) -> None:
+        """Before an answer. asked: `lookup` and `recycle` count. pool: 0 greedy, 1 sampled, -1 learned from alone."""
+
+    def explain(self) -> str: ...
+
 class LaunchPlan:
     """What a GPU launches next, and what its records [int32 words] mean: the host half of GraphSession."""
 
     def __init__(
         self,
         *,
-        schedule: Schedule | Planner,
+        schedule: Schedule | AlonePolicy,
         limits: Limits,
         seed: int,
         stages: int,

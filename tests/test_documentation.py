@@ -16,7 +16,6 @@ from ppsd_rt.cli.parser import _build, parse
 from ppsd_rt.cpu.answers import MOST_ANSWERS
 from ppsd_rt.lab.cli.check import SCHEDULES
 from ppsd_rt.models.checkpoint import read_metadata
-from ppsd_rt.planning import planner
 from ppsd_rt.sampling.grammar_worker import MEMORY, SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -173,10 +172,10 @@ def test_constants_are_those_of_the_code():
     said = {}
     for first, second, value, other in CONSTANT.findall(page):
         said |= {first: float(value)} | ({second: float(other)} if second else {})
-    tuning = (ROOT / "csrc/pipeline/tuning.h").read_text(encoding="utf-8")
-    tuned = dict(re.findall(r"^  (?:double|int) (\w+) = ([\d.]+);", tuning, re.MULTILINE))
-    kept = {"moments": planner.MOMENTS, "crowded": planner.CROWDED, "patience": planner.PATIENCE}
-    assert said == {name: float(value) for name, value in (tuned | kept).items()}
+    header = (ROOT / "csrc/decoding/policy.h").read_text(encoding="utf-8")
+    tuning = header.split("struct DraftTuning")[1].split("};")[0]
+    tuned = dict(re.findall(r"(?:double |int |, )(\w+) = ([\d.]+)[,;]", tuning.replace(", sure", "; double sure")))
+    assert said == {name: float(value) for name, value in tuned.items()}
     for (name, words), value in LIMITS.items():
         [found] = set(re.findall(words, (ROOT / name).read_text(encoding="utf-8")))
         assert float(found) == value, name

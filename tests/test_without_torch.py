@@ -72,7 +72,6 @@ def test_the_cpu_backend_needs_no_torch_and_what_does_says_so(folder, tmp_path):
         ["hi", *model, "--exit-head", str(head), "--max-tokens", "2", "--trace", str(tmp_path / "trace.json")],
         ["--chat", *model, "--max-tokens", "2"],
         ["cache"],
-        ["calibrate", *model, "--exit-head", str(head)],
         ["lab", "bench", "kernels", "-m", str(folder), "--rows", "1", "-t", "1", "-r", "1"],
         ["lab", "bench", "generate", "-m", str(folder), "-p", "4", "-n", "2", "-t", "1", "-r", "1"],
         ["lab", "simulate", "--stages", "2", "--tokens", "8"],

@@ -9,7 +9,7 @@
 
 #include "../decoding/engine.h"
 #include "../decoding/loop_thread.h"
-#include "../pipeline/planner.h"
+#include "../decoding/alone.h"
 #include "../pipeline/simulated.h"
 #include "../pipeline/thread.h"
 #include "values.h"
@@ -31,11 +31,11 @@ struct PyEngine {
   std::unique_ptr<CpuEngine, NotAfterFork> engine;
 };
 
-// Who chooses the schedule: the caller, or a planner round by round.
-using Steering = std::variant<Schedule, std::shared_ptr<Planner>>;
+// Who chooses the schedule: the caller, or the policy round by round.
+using Steering = std::variant<Schedule, std::shared_ptr<AlonePolicy>>;
 
-// An answer in simulated time -> [(seconds, event)], and its text. A planner knows the costs that it was made with, not these.
-std::pair<pybind11::list, std::vector<int>> in_simulated_time(const Steering& steering, KnownAnswer answer, uint64_t seed,
+// An answer in simulated time -> [(seconds, event)], and its text.
+std::pair<pybind11::list, std::vector<int>> in_simulated_time(const Schedule& schedule, KnownAnswer answer, uint64_t seed,
                                                               const StageCosts& costs, OwnedNgrams ngrams, Trace* trace);
 
 // Attributes that Python reads: name, member, name, member ...
@@ -49,7 +49,7 @@ Class attributes(Class type, const char* name, Member member, Others... others) 
 template <class Request>
 void steer(const Steering& steering, Request* request) {
   if (const auto* schedule = std::get_if<Schedule>(&steering)) request->schedule = *schedule;
-  else request->planner = std::get<std::shared_ptr<Planner>>(steering);
+  else request->policy = std::get<std::shared_ptr<AlonePolicy>>(steering);
 }
 
 // Ends an answer's threads without the interpreter lock, which one of them may wait for to ask a grammar.

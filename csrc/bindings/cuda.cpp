@@ -57,7 +57,7 @@ StepGraphs steps_of(const StepHandles& handles) {
 
 // The plan, for a carrier written in Python.
 struct PyPlan {
-  std::shared_ptr<Planner> planner;
+  std::shared_ptr<AlonePolicy> policy;
   bool in_turns;
   Plan plan;
   Step step;   // the last one
@@ -67,7 +67,7 @@ struct PyPlan {
     if (int(record.size()) != record::kWords) throw std::runtime_error("a verdict's record has another length");
     const std::optional<Round> round = plan.land(record_of(record.data()), drafts_done);
     if (!round) return py::none();
-    if (planner) replan(planner.get(), *round, seconds, in_turns, &plan);
+    if (policy) replan(policy.get(), *round, seconds, in_turns, &plan);
     return event_of(Event(*round));
   }
 };
@@ -155,13 +155,21 @@ void bind_cuda(py::module_& m) {
            py::arg("trace"), py::arg("before"), py::arg("ngrams"))
       .def("end", &PyAnswer<GraphSession>::stop);
 
+  py::class_<AlonePolicy, std::shared_ptr<AlonePolicy>>(m, "AlonePolicy")
+      .def(py::init([](double prior, bool overlaps) {
+             return std::shared_ptr<AlonePolicy>(new AlonePolicy(prior, overlaps), NotAfterFork());   // a session may be in it
+           }),
+           py::arg("prior"), py::arg("overlaps"))
+      .def("begin", &AlonePolicy::begin, py::arg("asked"), py::arg("pool"))
+      .def("explain", &AlonePolicy::explain);
+
   py::class_<PyPlan>(m, "LaunchPlan")
       .def(py::init([](const Steering& schedule, const Limits& limits, uint64_t seed, int stages, bool in_turns,
                        std::optional<OwnedNgrams> ngrams) {
              GraphRequest request;
              steer(schedule, &request);
-             const Schedule first = request.planner ? request.planner->schedule() : request.schedule;
-             return PyPlan{request.planner, in_turns, Plan(allowed(first, in_turns), limits, seed, stages, {}, ngrams.value_or(OwnedNgrams())), {}};
+             const Schedule first = request.policy ? request.policy->schedule() : request.schedule;
+             return PyPlan{request.policy, in_turns, Plan(allowed(first, in_turns), limits, seed, stages, {}, ngrams.value_or(OwnedNgrams())), {}};
            }),
            py::kw_only(), py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("in_turns"),
            py::arg("ngrams"))

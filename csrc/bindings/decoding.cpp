@@ -17,12 +17,12 @@ namespace {
 using PyAnswerEvents = PyAnswer<AnswerEvents>;
 
 PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_answers, int prompt_rows, bool stepped,
-                 std::vector<int> keep, std::optional<std::vector<int>> cuts) {
+                 std::vector<int> keep, std::optional<std::vector<int>> cuts, double prior, std::vector<double> learned) {
   PyLoop made{model, nullptr, nullptr};
   const py::gil_scoped_release release;
   auto passes = std::make_unique<CpuPasses>(model.model, make_shared_team(threads), keep);
   const int blocks = int(std::min(kv_bytes / passes->block_bytes(), size_t(1) << 24));
-  auto loop = std::make_unique<Loop>(std::move(passes), blocks, LoopLimits{most_answers, prompt_rows, std::move(keep), std::move(cuts)});
+  auto loop = std::make_unique<Loop>(std::move(passes), blocks, LoopLimits{most_answers, prompt_rows, std::move(keep), std::move(cuts), prior, std::move(learned)});
   if (stepped) made.stepped.reset(loop.release());
   else made.thread.reset(new LoopThread(std::move(loop)));
   return made;
@@ -63,7 +63,7 @@ Chain& chain_of(PyLoop& loop) {
 PyAnswerEvents add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, const Schedule& schedule, const Limits& limits,
              bool automatic, bool report_drafts,
              const std::optional<std::pair<py::object, py::object>>& masks, const std::optional<OwnedNgrams>& ngrams,
-             std::shared_ptr<Planner> planner, const std::optional<Oracle>& oracle, bool trace, int grammar) {
+             const std::optional<Oracle>& oracle, bool trace, int grammar) {
   if (prompt.empty()) throw std::invalid_argument("an answer begins with a prompt");
   Request request;
   request.prompt = std::move(prompt);
@@ -76,7 +76,6 @@ PyAnswerEvents add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampli
   request.limits = limits;
   request.ngrams = ngrams.value_or(OwnedNgrams());
   request.report_drafts = report_drafts;
-  request.planner = std::move(planner);
   if (oracle) request.oracle = *oracle;
   PyAnswerEvents answer;
   if (trace) request.trace = answer.trace = loop.loop().over_ranks() ? std::make_shared<Trace>(Trace::Clock::time_point())   // as the other ranks
@@ -146,10 +145,13 @@ void bind_decoding(py::module_& m) {
 
   py::class_<PyLoop>(m, "Loop")
       .def(py::init(&make_loop), py::arg("model"), py::arg("threads"), py::arg("kv_bytes"), py::arg("most_answers"),
-           py::arg("prompt_rows"), py::arg("stepped") = false, py::arg("keep") = std::vector<int>(), py::arg("cuts") = py::none())
+           py::arg("prompt_rows"), py::arg("stepped") = false, py::arg("keep") = std::vector<int>(), py::arg("cuts") = py::none(),
+           py::arg("prior") = 0.5, py::arg("learned") = std::vector<double>())
+      .def("learned", [](PyLoop& loop) { return loop.loop().learned(); })
+      .def("explain", [](PyLoop& loop) { return loop.loop().explain(); })
       .def("add", &add, py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"),
            py::arg("limits"), py::arg("automatic") = false, py::arg("report_drafts") = false,
-           py::arg("masks") = py::none(), py::arg("ngrams") = py::none(), py::arg("planner") = nullptr,
+           py::arg("masks") = py::none(), py::arg("ngrams") = py::none(),
            py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("grammar") = 0)
       .def(
           "end",

@@ -1,4 +1,4 @@
-// Planning: what stages cost, the planner of `auto`, and answers in simulated time.
+// Planning: what stages cost, and answers in simulated time.
 #include "bindings.h"
 
 #include <pybind11/numpy.h>
@@ -8,7 +8,7 @@
 #include <limits>
 #include <map>
 
-#include "../pipeline/planner.h"
+#include "../pipeline/simulated.h"
 
 namespace py = pybind11;
 using namespace ppsd;
@@ -175,36 +175,21 @@ void bind_costs(py::module_& m) {
       .def("__repr__", [](const Costs& costs) { return "Costs(**" + std::string(py::repr(dict_of(costs))) + ")"; });
 }
 
-// -- the planner -------------------------------------------------------------------------------------------------------
-
-const char* name_of(Prediction::Mode mode) {
-  return mode == Prediction::Mode::kPlain ? "plain" : mode == Prediction::Mode::kTurns ? "turns" : "overlap";
-}
+// -- simulated time ----------------------------------------------------------------------------------------------------
 
 // ([(seconds, event)], tokens, spans) of a random text
-py::tuple simulate(const Steering& steering, int tokens, const std::vector<double>& acceptance, double second, uint64_t seed,
+py::tuple simulate(const Schedule& schedule, int tokens, const std::vector<double>& acceptance, double second, uint64_t seed,
                    const StageCosts& costs, bool trace) {
   const auto spans = trace ? std::make_unique<Trace>() : nullptr;
-  const auto [events, text] = in_simulated_time(steering, random_answer(tokens, acceptance, second, seed), seed, costs, {}, spans.get());
+  const auto [events, text] = in_simulated_time(schedule, random_answer(tokens, acceptance, second, seed), seed, costs, {}, spans.get());
   return py::make_tuple(events, text, trace_spans(spans.get()));
 }
 
 }  // namespace
 
-std::pair<py::list, std::vector<int>> ppsd::bindings::in_simulated_time(const Steering& steering, KnownAnswer answer, uint64_t seed,
+std::pair<py::list, std::vector<int>> ppsd::bindings::in_simulated_time(const Schedule& schedule, KnownAnswer answer, uint64_t seed,
                                                                         const StageCosts& costs, OwnedNgrams ngrams, Trace* trace) {
-  const auto* planner = std::get_if<std::shared_ptr<Planner>>(&steering);
-  if (planner) (*planner)->begin(answer.prompt);
-  bool left_over = false;   // rows that have left before overlapping ended are still under way
-  const auto after_round = [&](const Round& round, double seconds, Scheduler* scheduler) {
-    if (!planner || scheduler->finished()) return;
-    const bool overlapped = left_over || scheduler->schedule().overlap;
-    const Schedule& next = (*planner)->after(round, seconds, left_over);
-    left_over = overlapped && !next.overlap && scheduler->in_flight();
-    scheduler->set_schedule(next);
-  };
-  Simulated simulated(std::move(answer), planner ? (*planner)->schedule() : std::get<Schedule>(steering), seed, costs,
-                      std::move(ngrams), after_round, trace);
+  Simulated simulated(std::move(answer), schedule, seed, costs, std::move(ngrams), {}, trace);
   py::list events;
   while (auto round = simulated.next()) events.append(py::make_tuple(simulated.seconds(), event_of(Event(*round))));
   return {events, simulated.tokens()};
@@ -212,9 +197,6 @@ std::pair<py::list, std::vector<int>> ppsd::bindings::in_simulated_time(const St
 
 void bind_planning(py::module_& m) {
   bind_costs(m);
-  m.attr("WORTH_SWITCHING") = kTuning.worth_switching;
-  attributes(py::class_<Prediction>(m, "Prediction"), "length", &Prediction::length, "tokens_per_second", &Prediction::tokens_per_second)
-      .def_property_readonly("mode", [](const Prediction& prediction) { return name_of(prediction.mode); });
   py::class_<OwnedNgrams>(m, "Ngrams")
       .def(py::init([](size_t bytes, uint32_t clock) { return OwnedNgrams{std::make_shared<Ngrams>(bytes, clock)}; }),
            py::arg("bytes") = Ngrams::kBytes, py::arg("clock") = uint32_t(1) << 31)
@@ -230,23 +212,6 @@ void bind_planning(py::module_& m) {
              const py::gil_scoped_release release;
              ngrams.all->learn(tokens, 0, 0, ngrams.all->begin(ngrams.owner.value()));
            }, py::arg("tokens"));
-  using Measured = Planner::Measured;
-  attributes(py::class_<Measured>(m, "Measured"), "rounds", &Measured::rounds, "tokens", &Measured::tokens,
-         "seconds", &Measured::seconds, "predicted_seconds", &Measured::predicted_seconds);
-  py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner")
-      .def(py::init([](const Costs& costs, double prior, int lookup, bool siblings, bool recycle) {
-             auto* planner = new Planner(costs, prior, lookup, siblings, recycle);
-             return std::shared_ptr<Planner>(planner, NotAfterFork());   // an answer's thread may be in it
-           }),
-           py::arg("costs"), py::arg("prior"), py::arg("lookup") = 0, py::arg("siblings") = false, py::arg("recycle") = false)
-      .def_property_readonly("acceptance", &Planner::acceptance)
-      .def("predictions", &Planner::predictions)
-      .def("measured", [](const Planner& planner) {
-        py::dict out;
-        for (const auto mode : {Prediction::Mode::kPlain, Prediction::Mode::kTurns, Prediction::Mode::kOverlap})
-          out[name_of(mode)] = planner.measured(mode);
-        return out;
-      });
   m.def("simulate", &simulate, py::kw_only(), py::arg("schedule"), py::arg("tokens"), py::arg("acceptance"),
         py::arg("second"), py::arg("seed"), py::arg("costs"), py::arg("trace"));
 }

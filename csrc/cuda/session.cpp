@@ -13,21 +13,21 @@ Schedule allowed(Schedule schedule, bool in_turns) {
   return schedule;
 }
 
-void replan(Planner* planner, const Round& round, double seconds, bool in_turns, Plan* plan) {
+void replan(AlonePolicy* policy, const Round& round, double seconds, bool in_turns, Plan* plan) {
   if (round.prompt || plan->finished()) return;
-  // Rounds that were queued before the planner's last decision do not tell what that one is worth.
+  // Rounds that were queued before the policy's last decision do not tell what that one is worth.
   const Schedule& decided = plan->schedule();
   const bool drew = std::any_of(round.judged.begin(), round.judged.end(), [](const Draft& draft) { return draft.copied == 0; });
   const bool fits = decided.overlap == plan->overlapping() &&
                     (decided.overlap || (decided.lookahead > 0 ? !round.judged.empty() : !drew));
-  if (fits) plan->set_schedule(allowed(planner->after(round, seconds), in_turns));
+  if (fits) plan->set_schedule(allowed(policy->after(round, seconds), in_turns));
 }
 
 GraphSession::GraphSession(std::shared_ptr<Lanes> lanes, Graphs graphs, GraphRequest request, Trace* trace)
     : lanes_(std::move(lanes)),
       request_(std::move(request)),
       carrier_(lanes_.get(), std::move(graphs),
-               allowed(request_.planner ? request_.planner->schedule() : request_.schedule, request_.in_turns),
+               allowed(request_.policy ? request_.policy->schedule() : request_.schedule, request_.in_turns),
                request_.limits, request_.seed, request_.report_drafts,
                [this](const Round& round, Plan* plan) { committed(round, plan); }, trace, request_.ngrams),
       thread_([this] { work(); }) {}
@@ -66,7 +66,7 @@ void GraphSession::committed(const Round& round, Plan* plan) {
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_round_).count();
   last_round_ = now;
-  if (request_.planner) replan(request_.planner.get(), round, seconds, request_.in_turns, plan);
+  if (request_.policy) replan(request_.policy.get(), round, seconds, request_.in_turns, plan);
 }
 
 }  // namespace ppsd::cuda

@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "../pipeline/event_queue.h"
-#include "../pipeline/planner.h"
+#include "../decoding/alone.h"
 #include "../pipeline/thread.h"
 #include "carrier.h"
 
@@ -16,7 +16,7 @@ struct GraphRequest {
   int keep = 0, first = 0;            // rows of an earlier answer; the token that the prompt gave
   Limits limits;
   Schedule schedule;
-  std::shared_ptr<Planner> planner;   // `auto`: it chooses the schedule, round by round
+  std::shared_ptr<AlonePolicy> policy;   // `auto`: it chooses the schedule, round by round
   OwnedNgrams ngrams;   // what is copied from
   bool in_turns = false;              // no overlap, whatever the schedule says
   uint64_t seed = 0;
@@ -25,8 +25,8 @@ struct GraphRequest {
 
 // A schedule as it may be run: without overlap where that is not wanted.
 Schedule allowed(Schedule schedule, bool in_turns);
-// What the planner makes of a round that took `seconds`.
-void replan(Planner* planner, const Round& round, double seconds, bool in_turns, Plan* plan);
+// What the policy makes of a round that took `seconds`.
+void replan(AlonePolicy* policy, const Round& round, double seconds, bool in_turns, Plan* plan);
 
 class GraphSession {
  public:

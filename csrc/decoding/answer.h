@@ -38,7 +38,7 @@ struct Loop::Answer {
     scheduler.remember(request.ngrams);
     drafts.automatic = chosen;
     drafts.asked = request.schedule;
-    drafts.planner = request.planner;
+    drafts.pool = !request.oracle.truth.empty() ? -1 : int(request.sampling.temperature > 0.0);
   }
 
   // The sampler learns the text's rows from `start` on, and before these what it has not seen: rows of another answer.
@@ -68,8 +68,7 @@ struct Loop::Answer {
   bool writing() const { return begun && rows == rows_wanted(); }
   // Would it draft while it is verified, if it had the stages to itself?
   bool overlaps() const {
-    if (drafts.automatic) return writing() && drafts.steered && drafts.planner->schedule().overlap;
-    return writing() && drafts.asked.overlap;
+    return writing() && (drafts.automatic ? drafts.overlaps : drafts.asked.overlap);
   }
   // Over ranks, may it have rows although some are under way? Those of its prompt, or drafts while others are verified.
   bool goes_on() const {

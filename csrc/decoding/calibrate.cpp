@@ -7,10 +7,13 @@
 #include <stdexcept>
 
 #include "../cpu/cores.h"
-#include "../pipeline/tuning.h"
 
 namespace ppsd {
 namespace {
+
+constexpr double kSeconds = 0.35;        // that a calibration takes, or a few passes of each kind
+constexpr double kShortHanded = 0.2;     // share of the rounds on fewer threads from which on a moment was crowded
+constexpr int kDoubts = 3;               // measurements more where a plain step and its parts differ by half
 
 using Clock = std::chrono::steady_clock;
 using Times = std::map<int, std::vector<double>>;   // seconds, by the number of rows
@@ -98,7 +101,7 @@ StageCosts measure_turns(Bench* bench, double seconds, bool* crowded) {
     }
   for (int repeat = 0; repeat < kManyLeast || (repeat < kManyMost && bench->now() < end + seconds); ++repeat)
     for (int rows : kManyRows) passes[rows].push_back(bench->verify(rows, kContext));
-  *crowded = short_handed > kTuning.short_handed * rounds;
+  *crowded = short_handed > kShortHanded * rounds;
   StageCosts costs;
   costs.row_step = quartile(row_steps);
   costs.draft_step = quartile(draft_steps);
@@ -179,11 +182,11 @@ RowTable times(const RowTable& table, double factor) {
 
 Costs calibrate(Bench* bench, int threads, bool overlap, double step_share) {
   Costs costs;
-  for (int doubt = 0; doubt == 0 || (doubt <= kTuning.doubts && !plausible(costs.turns)); ++doubt)
-    costs.turns = measure_turns(bench, 0.6 * kTuning.seconds, &costs.crowded);
-  measure_depth(bench, kTuning.seconds, step_share, &costs.turns);
+  for (int doubt = 0; doubt == 0 || (doubt <= kDoubts && !plausible(costs.turns)); ++doubt)
+    costs.turns = measure_turns(bench, 0.6 * kSeconds, &costs.crowded);
+  measure_depth(bench, kSeconds, step_share, &costs.turns);
   if (overlap) {
-    StageCosts beside = measure_overlapped(bench, 0.4 * kTuning.seconds);
+    StageCosts beside = measure_overlapped(bench, 0.4 * kSeconds);
     // One stage has all threads but one then: what it computes takes so much longer.
     beside.step_deeper = costs.turns.step_deeper * threads;
     beside.verify[0].deeper = times(costs.turns.verify[0].deeper, beside.pass(1) / costs.turns.pass(1));

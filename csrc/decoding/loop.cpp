@@ -30,11 +30,13 @@ Loop::Loop(std::unique_ptr<Passes> passes, int blocks, LoopLimits limits, int ra
       limits_(std::move(limits)),
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
-      policy_(passes_.drafts(), passes_.draft_share(), ranks > 0),
+      policy_(passes_.drafts(), passes_.draft_share(), limits_.prior,
+              passes_.model().eagle ? Policy::Stages::kNone : ranks > 0 ? Policy::Stages::kRanks : limits_.cuts ? Policy::Stages::kThreads : Policy::Stages::kNone),
       ranks_(ranks > 0 ? std::make_unique<Chain>(ranks, passes_.model().shape.hidden_size, passes_.taps(), condition_)
                        : nullptr),
       cores_(passes_.members() > 1 ? usable_cores().order : std::vector<int>()),   // one alone goes where there is room
       chain_(ranks_.get()) {
+  policy_.know(limits_.learned);
   if (ranks_) blocks_.note_changes();
   else passes_.lie_in(&blocks_);
 }
@@ -76,6 +78,16 @@ void Loop::do_work() {
     work.swap(work_);
   }
   for (auto& task : work) task(blocks_);
+}
+
+std::vector<double> Loop::learned() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return learned_;
+}
+
+std::string Loop::explain() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return explained_;
 }
 
 void Loop::end_all(const std::exception_ptr& failure) {
@@ -157,6 +169,14 @@ void Loop::show_counts() {
   shown_ = counts_;
 }
 
+void Loop::show_learned() {
+  auto learned = policy_.learned();
+  auto explained = policy_.explain();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  learned_ = std::move(learned);
+  explained_ = std::move(explained);
+}
+
 // Those that have rows in the round; false: no others write. Over ranks each of the passes that are under way has its share,
 // but where stages would have nothing to do: there all that can go on are in the next pass.
 bool Loop::choose_answers(std::vector<Answer*>* all) {
@@ -212,6 +232,7 @@ void Loop::sweep(Answers* answers) {
       if (answer.failure) answer.table.wipe();   // NaNs must not reach the next owner
       else leave(answer);
       show_counts();   // whoever hears that it is over finds it counted
+      show_learned();
       answer.out->finish(answer.failure);
       at = answers->erase(at);
     } else {
@@ -343,10 +364,7 @@ void Loop::set_schedule(Answer& answer, const Schedule& schedule) {
 
 void Loop::plan(const std::vector<Answer*>& writing, int prompt_rows, int reading, int left) {
   std::vector<Policy::Writer> writers;
-  for (Answer* answer : writing) {
-    const int text = int(answer->text().size());
-    writers.push_back({&answer->drafts, text, text - int(answer->request.prompt.size()), {}});
-  }
+  for (Answer* answer : writing) writers.push_back({&answer->drafts, {}});
   if (chain_) policy_.times.sharers = std::min(chain_->stages(), int(running_.size()));
   const bool alone = chain_ ? running_.size() == 1 : writing.size() == 1 && reading == 0;
   // What an EAGLE-3 head drafts from has been verified.
@@ -416,7 +434,7 @@ bool Loop::draft(const std::vector<Answer*>& writing) {
     std::vector<Passes::Draw> draws;
     if (!run_early(parts) || !draw(parts, &draws)) return false;
     const double seconds = seconds_since(begun);
-    if (!overlapping()) policy_.times.draft.observe(early_rows_, seconds);   // by one thread, beside the others
+    if (!overlapping()) policy_.took(&PassTimes::draft, early_rows_, seconds);   // by one thread, beside the others
     ++counts_.draft_steps;
     counts_.draft_seconds += seconds;
     std::vector<Answer*> more;
@@ -465,7 +483,7 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
   if (!early.empty()) {
     const Clock::time_point begun = Clock::now();
     if (!run_early(early)) return false;
-    if (!overlapping()) policy_.times.early.observe(early_rows_, seconds_since(begun));
+    if (!overlapping()) policy_.took(&PassTimes::early, early_rows_, seconds_since(begun));
     for (const Part& part : early)
       if (!part.prompt || chain_) span(part, part.prompt ? "prompt" : "draft", kDraftTrack, begun);
   }
@@ -523,8 +541,8 @@ void Loop::verify(const std::vector<Part>& parts) {
   const Clock::time_point begun = Clock::now();
   const Passes::Chosen chosen = passes_.verify(segments, x_.data(), siblings_of(parts), choosing, cancelled_);
   if (!chosen.done) return;
-  policy_.times.late.observe(rows, chosen.late);
-  if (!choosing.empty()) policy_.times.choose.observe(int(choosing.size()), chosen.choose);
+  policy_.took(&PassTimes::late, rows, chosen.late);
+  if (!choosing.empty()) policy_.took(&PassTimes::choose, int(choosing.size()), chosen.choose);
 
   const int* next = chosen.ids.data();
   x = x_.data();
@@ -580,7 +598,7 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden, std:
   verdict.logprobs = std::move(logprobs);
   auto round = answer.scheduler.land(verdict);
   if (!round) throw std::logic_error("a verdict that nobody waits for");
-  policy_.learn(&answer.drafts, *round, answer.scheduler.in_flight());
+  policy_.learn(&answer.drafts, *round, answer.scheduler.in_flight(), Clock::now());
   answer.rows = answer.rows_wanted();
   if (round->rescued) {
     const int position = answer.scheduler.adopted().position;

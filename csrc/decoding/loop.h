@@ -43,7 +43,6 @@ struct Request {
   Limits limits;
   Schedule schedule;
   OwnedNgrams ngrams;             // what is copied from
-  std::shared_ptr<Planner> planner;   // `auto`: it chooses the schedule, round by round
   bool report_drafts = false;
   Oracle oracle;
   std::shared_ptr<Trace> trace;   // or null
@@ -55,6 +54,8 @@ struct LoopLimits {
   std::vector<int> keep;   // of every row the hidden states after so many layers, for distillation: AnswerEvents::kept
   // Where the late layers are cut into stages, which overlap where one answer is alone; none: they always take turns.
   std::optional<std::vector<int>> cuts = std::nullopt;
+  double prior = 0.5;      // how often the exit head's drafts are right, as far as its file says
+  std::vector<double> learned = {};   // by the policy of a loop before this one
 };
 
 // How often things happened.
@@ -84,6 +85,9 @@ class Loop {
   LoopCounts counts();
   // From any thread: what `work` gives, between two rounds, when nobody changes the blocks.
   int between_rounds(std::function<int(Blocks&)> work);
+  // Until the last answer that has ended: what the policy has learned, for a later process, and what it believes.
+  std::vector<double> learned();
+  std::string explain();
   void wait() { condition_->wait(); }   // until there may be something to do
   void notify() { condition_->notify(); }
 
@@ -154,6 +158,7 @@ class Loop {
   void fail(Answer& answer, std::exception_ptr failure);
   void notify_consumers();
   void show_counts();
+  void show_learned();
   static const std::vector<Sibling>& siblings_of(const std::vector<Part>& parts);
   static void span(const Part& part, const char* name, int track, std::chrono::steady_clock::time_point begun);
   void sweep(Answers* answers);
@@ -188,6 +193,8 @@ class Loop {
   Answers arrived_;
   std::vector<std::packaged_task<int(Blocks&)>> work_;   // see between_rounds
   LoopCounts counts_, shown_;
+  std::vector<double> learned_;
+  std::string explained_;
 };
 
 }  // namespace ppsd

@@ -167,7 +167,7 @@ void Loop::land(const PassVerdict& verdict) {
       verdict.tapped.size() != size_t(rows) * width)
     throw std::runtime_error("a verdict is on another pass than was sent");
   if (ranks_ && flight.alone && verdict.dropped.empty())   // else it may have waited for others of its own, or not gone all the way
-    policy_.times.late.observe(rows, std::chrono::duration<double>(Clock::now() - flight.begun).count());
+    policy_.took(&PassTimes::late, rows, std::chrono::duration<double>(Clock::now() - flight.begun).count());
   size_t next = 0;
   const float* after = verdict.tapped.data();
   for (size_t p = 0; p < flight.parts.size(); ++p) {

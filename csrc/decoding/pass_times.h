@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 #include "../cpu/kernels.h"
 
@@ -14,17 +15,24 @@ namespace ppsd {
 // made lately correct the line there, and no pass of more rows is expected to take less.
 class PassTime {
  public:
-  void observe(int rows, double seconds);
+  // -> the seconds that it counts as
+  double observe(int rows, double seconds);
   double operator()(int rows) const;   // 0: nothing has been seen
   bool known() const { return weight_ > 0.0; }
+  // For a later process: what it has seen, as kNumbers numbers; and to begin with that, until passes say otherwise.
+  static constexpr size_t kNumbers = 5 + 17;
+  std::vector<double> learned() const;
+  void know(const double* numbers);
 
  private:
   struct Seen {
     double ratio = 1.0;   // seconds over the line's
     int64_t pass = 0;     // the last one with so many rows; 0: there was none
+    int count = 0;        // of them
   };
   double line(int rows) const { return at_none_ + each_ * rows; }
   void expect();
+  void fit();
 
   std::array<Seen, kPassRows + 1> seen_{};
   std::array<double, kPassRows + 1> expected_{};   // by rows

@@ -1,25 +1,25 @@
-// Which answers draft how many tokens in a round, which of these are copied, and whether they have siblings.
+// Which answers draft how many tokens in a round, and which of these are copied.
 //
-// A schedule that the caller names is kept as far as there are rows. An answer of `auto` that runs alone is steered by its
-// Planner, which knows what stages cost here; among others it gets what `allot` gives it, by what passes have taken lately.
+// One rule for one answer and for forty: rows go where they earn most, by what passes take now (pass_times.h) and by how often
+// drafts are right. A draft costs its row and its share of a draft step; both are worth the tokens that the round gives in that
+// time anyway. docs/design/planner.md tells of it. A schedule that the caller names is kept as far as there are rows.
 #pragma once
 
+#include <array>
 #include <chrono>
-#include <memory>
+#include <string>
 #include <vector>
 
-#include "../pipeline/planner.h"
+#include "../pipeline/protocol.h"
+#include "../pipeline/schedule.h"
 #include "pass_times.h"
 
 namespace ppsd {
 
 // -- an allotment --
 //
-// How many drafts each answer has in a round: rows go where they earn most. Pure arithmetic.
-//
-// The j-th draft of an answer with acceptance a is kept with chance a^j. It costs a row of the verification pass, and its
-// share of a draft step that all answers with so many drafts make together. Both are worth the tokens that the round gives
-// in this time anyway: long drafts are given where one answer is alone, and none where rows are dear.
+// How many drafts each answer is expected to have in a round. Pure arithmetic: the j-th draft of an answer with acceptance a is
+// kept with chance a^j.
 
 struct Allotment {
   std::vector<int> drafts;          // of each answer
@@ -41,45 +41,63 @@ Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, i
 
 // -- the policy --
 
-// All numbers of drafts under load that were tuned, and not derived.
-struct LoadTuning {
-  double prior_acceptance = 0.6, prior_weight = 4.0;   // before anything is known, and the verdicts that it counts as
-  double fades = 0.99;       // what verdicts weigh after each further one
-  double pooled = 8.0;       // verdicts that those of all answers count as, for one of them
-  // A round with drafts takes longer than its passes say, and their rows are not there for prompts. Without a margin `auto`
-  // had 1.02, 0.93, 0.95, 0.89 of plain batching with 4, 8, 16, 32 clients; with this one 0.99, 0.98, 0.99, 0.96
-  // (benchmarks/results/2026-11-23-amd-epyc-load.json, and -before).
-  double margin = 2.0;
-  // Over ranks what is measured is the whole way of a pass, and prompts have passes of their own.
+// All numbers of drafts that were tuned, and not derived.
+struct DraftTuning {
+  double prior_weight = 4.0;   // verdicts that the head file's acceptance counts as
+  double fades = 0.98;         // what verdicts weigh after each further one
+  double pooled = 8.0;         // verdicts that those of all answers count as, for one of them
+  double copies = 2.0;         // what a copy must promise over the price of its row: its chance is less well known
+  double margin = 1.6;         // times what its passes take, a draft is taken to cost in company; alone, it does cost that
   double margin_over_ranks = 1.1;
-  double overdraft = 0.5;    // plain tokens that an answer's drafts may lose at once,
-  double loss_share = 0.02;  // and in all, of its tokens
-  int copies = 6;            // copied drafts of a round, at the most
-  double least_chance = 0.1, sure_chance = 0.98;   // bounds of what a draft must promise
+  double least_chance = 0.02, sure_chance = 0.98;   // bounds of what a draft must promise
+
+  double loss_share = 0.02;    // of an answer's plain steps, what its drafts may lose in all,
+  int ahead = 16;              // of so many tokens before they are decoded
+  double stake = 0.5;          // share of the credit that a round of several drafts may risk; one alone may cost twice the credit
+  double carried = 2.0;        // plain tokens that an answer alone begins with, at most, of what the one before it has gained
+  double most_credit = 16.0;   // plain tokens
+  int acquainted = 8;          // verdicts; until then a head is tried whenever that can be paid
+
+  int plain_after = 64;        // drafting rounds before two plain ones say again what a plain one takes,
+  double drift = 1.25;         // or `soon` of them, where passes have become so many times slower or faster
+  int soon = 16;
+  double probing = 0.015;      // share of the time that drafts may cost that are only tried
+  int last_probe = 64;         // plain rounds before a draft is tried, at most, if a draft is cheap
+
+  double worth_changing = 1.03;   // gain that makes up for a change between taking turns and overlapping
+  double recent = 0.97;           // what a drafting round weighs after each further one; after a plain one 0.99
+  double expected = 4.0;          // rounds that the expectation from passes and acceptance counts as, beside these
+  int trial = 6;                  // rounds that overlapping is tried in
+  int more_rarely = 3;            // times as many rounds before the next trial, or as long a stay
 };
+inline constexpr DraftTuning kDrafts;
 
 // What the policy knows of one answer.
 struct Drafting {
-  bool automatic = false;             // the policy decides on drafts: of `asked`, `lookup` and `recycle` count
+  bool automatic = false;   // the policy decides on drafts: of `asked`, `lookup` and `recycle` count
   Schedule asked;
-  std::shared_ptr<Planner> planner;   // of `auto`, for when it is alone; or null
-  double accepted = 0.0, judged = 0.0;   // drafts of the exit head, older ones counting less
-  double row_price = 0.0, draft_price = 0.0;   // of the round at hand: what a copy and what a draft cost, in plain tokens
-  double balance = 0.0;               // plain tokens that drafts have earned, more than they cost
-  bool steered = false;               // by its planner, in the round at hand
-  bool left_over = false;             // rows that left before its planner ended overlapping are still under way
-  std::chrono::steady_clock::time_point since;   // the end of the round before, where it was steered
+  int pool = 0;             // answers that it learns from and teaches: greedy 0, sampled 1; -1: none
+  double accepted = 0.0, judged = 0.0;           // drafts of the exit head, older ones counting less
+  double credit = kDrafts.loss_share * kDrafts.ahead;   // plain tokens that its drafts may still lose
+  int tokens = 0;                                // so far
+  double row_price = 0.0, draft_price = 0.0;     // of the round at hand: what a copy and what a draft cost, in plain tokens
+  bool alone = false;                            // in the round at hand: it is charged what its passes took
+  bool overlaps = false;                         // it drafts while it is verified, if it is alone
+  bool left_over = false;                        // rows that left before it ended overlapping are still under way
+  std::chrono::steady_clock::time_point since{}; // the end of the round before, where it was alone
 };
 
 class Policy {
  public:
-  // drafts: the model has an exit head. draft_share: see PassTimes.
-  Policy(bool drafts, double draft_share, bool over_ranks = false);
+  // Where stages can overlap: nowhere, on threads of one process, or on ranks.
+  enum class Stages { kNone, kThreads, kRanks };
+
+  // drafts: the model has an exit head. draft_share: see PassTimes. prior: how often its drafts are right, as far as is known.
+  Policy(bool drafts, double draft_share, double prior, Stages stages);
 
   // An answer that gets a row of its own in the round.
   struct Writer {
     Drafting* drafting;
-    int text, written;   // tokens: of the text, and of these of the answer
     Schedule schedule;   // of the round: what comes of it
   };
   struct Pass {
@@ -90,25 +108,64 @@ class Policy {
     bool idle;     // stages would have nothing to do, so that answers draft while they are verified
   };
   void plan(std::vector<Writer>* writers, const Pass& pass);
+  // A pass of the round took so long.
+  void took(PassTime PassTimes::*kind, int rows, double seconds) { round_seconds_ += (times.*kind).observe(rows, seconds); }
+  void took_steps(int steps, double seconds) {   // of one row each, together
+    round_seconds_ += steps * times.draft.observe(1, seconds / steps);
+  }
   // What a verdict says of drafts to come, and what those of the round have earned and cost. in_flight: rows are under way.
-  void learn(Drafting* drafting, const Round& round, bool in_flight);
+  void learn(Drafting* drafting, const Round& round, bool in_flight, std::chrono::steady_clock::time_point now);
+
+  // What a later process begins with: numbers, as `learned` gave them; others are no matter.
+  std::vector<double> learned() const;
+  void know(const std::vector<double>& numbers);
+  std::string explain() const;
 
   PassTimes times;   // the loop's own passes, as it measures them
 
  private:
-  bool steer(Writer* writer, bool idle);
-  double earned(const Writer& writer) const;
-  void keep_schedule(Writer* writer, const Pass& pass, int left) const;
-  void give(Writer* writer, int drafts, int copies) const;
+  struct Rate {
+    int rounds = 0;
+    double tokens = 0.0, seconds = 0.0;
+    double value() const { return seconds > 0.0 ? tokens / seconds : 0.0; }
+  };
+  struct Pool {
+    double accepted, judged;
+    int verdicts = 0;
+  };
 
-  const LoadTuning tuning_;
+  double acceptance(const Drafting& drafting) const;
+  double plain_step() const { return times.early(1) + times.verify(1); }
+  bool drifted() const;
+  int wanted(const Drafting& drafting, int most);
+  Rate expected(double acceptance) const;
+  Rate drafting_rate(double acceptance) const;
+  int affordable(double credit, int own, int sharing, bool drawn) const;
+  void keep_schedule(Writer* writer, const Pass& pass, int left) const;
+  void give(Writer* writer, int drafts, int copies, int own, int sharing) const;
+  void charge(Drafting* drafting, const Round& round, bool overlapped, double seconds);
+  void choose_arm(Drafting* drafting, int tokens, double seconds);
+
   const bool drafts_;
-  Allotment allotment_;                    // of the round
-  double accepted_ = 0.0, judged_ = 0.0;   // drafts of exit heads, of all answers, older ones counting less
+  const Stages stages_;
+  Allotment allotment_;         // of the round
+  double round_seconds_ = 0.0;  // of its passes, so far
+  std::array<Pool, 2> pools_;
+  // Of an answer alone:
+  double carried_ = 0.0;        // credit of the last one
+  double plain_ = 0.0;          // seconds of a plain round, beside the drafting ones
+  double predicted_ = 0.0;      // and what was expected of one then
+  Rate drafting_;               // rounds with drafts of the exit head, older ones counting less
+  bool plain_round_ = false, probing_ = false, drafting_round_ = false;
+  int since_plain_ = 0, plain_left_ = 0, since_probe_ = 0, probe_after_ = 0;
+  std::array<Rate, 3> measured_;   // of an answer alone, in all: plain rounds, drafting ones, overlapped ones
+  std::array<Rate, 2> rates_;   // of taking turns and of overlapping: of the last stay
+  int wait_, stay_;             // rounds before overlapping is tried, and that it lasts before turns are
 };
 
-// A schedule that the loop can keep. siblings: it may have some, for the answer has a pass to itself. overlap: it may draft
-// while it is verified.
+Schedule overlapped(bool ranks);   // what `auto` overlaps as
+
+// A schedule that the loop can keep. overlap: it may draft while it is verified.
 Schedule fitted(Schedule schedule, bool siblings, bool overlap);
 
 }  // namespace ppsd

@@ -252,14 +252,4 @@ void Simulated::record(const char* name, int track, int rows, double begun) {
   if (trace_ != nullptr) trace_->add({name, track, rows, begun * 1e6, now_ * 1e6});
 }
 
-double simulate_overlap(const Schedule& schedule, const StageCosts& costs, double acceptance) {
-  // Rounds wait for this, so it is short. Of 3000 seeds the one whose mistakes are the most usual: with 2 to 12 stages and
-  // acceptances of 0.1 to 0.9 the speed is within 3 % of that of 4000 tokens (docs/history/ranks.md).
-  constexpr int kTokens = 96, kSeed = 436;
-  Simulated simulated(random_answer(kTokens, {acceptance}, 0.0, kSeed), schedule, 0, costs);
-  while (simulated.next()) {
-  }
-  return kTokens / simulated.seconds();
-}
-
 }  // namespace ppsd

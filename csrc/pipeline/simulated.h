@@ -109,7 +109,4 @@ class Simulated {
   std::deque<Round> rounds_;
 };
 
-// What an overlapped schedule would bring, for the planner: tokens per second, over as many verification stages as the costs have.
-double simulate_overlap(const Schedule& schedule, const StageCosts& costs, double acceptance);
-
 }  // namespace ppsd

@@ -24,13 +24,13 @@ namespace {
 
 // A known answer in simulated time: [(seconds, event)]. text: the prompt and the answer. draw(position, place, right) -> (token,
 // confidence, second choice, its confidence).
-py::list replay(const Steering& steering, std::vector<int> text, int prompt, py::function draw, const Limits& limits,
+py::list replay(const Schedule& schedule, std::vector<int> text, int prompt, py::function draw, const Limits& limits,
                 const StageCosts& costs, const std::optional<OwnedNgrams>& ngrams, uint64_t seed) {
   const auto drawn = [draw = std::move(draw)](int position, int place, bool right) {
     const auto [token, confidence, sibling, chance] = draw(position, place, right).cast<std::tuple<int, double, int, double>>();
     return Draft{token, confidence, 0, sibling, chance};
   };
-  return in_simulated_time(steering, {std::move(text), prompt, drawn, limits}, seed, costs, ngrams.value_or(OwnedNgrams()), nullptr).first;
+  return in_simulated_time(schedule, {std::move(text), prompt, drawn, limits}, seed, costs, ngrams.value_or(OwnedNgrams()), nullptr).first;
 }
 
 // Made-up stages and a made-up clock, the methods of a Python object.
@@ -128,7 +128,7 @@ py::object sampling_params_of(const Sampling& s) {
                               "stop_token_ids"_a = s.stop_ids, "seed"_a = s.seed);
 }
 
-// Of the survival rule, as planners choose it.
+// Of the survival rule, as the policy chooses it.
 py::object schedule_of(const Schedule& s) {
   using py::literals::operator""_a;
   const py::object rule = py::module_::import("ppsd_rt.pipeline.stop_rules")
@@ -141,44 +141,8 @@ py::object schedule_of(const Schedule& s) {
                         "recycle"_a = s.recycle);
 }
 
-Prediction predict(const Planner& planner, const std::string& mode, int length, double acceptance) {
-  if (mode == "turns") return planner.predict_turns(length, acceptance);
-  return mode == "overlap" ? planner.predict_overlap(acceptance) : planner.predict_plain();
-}
-
-// A round of which the first `copied` of the judged drafts are copies.
-void after(Planner& planner, int committed, int judged, int accepted, double seconds, int copied, int siblings, bool rescued,
-           int position, int dropped) {
-  Round round;
-  round.position = position;
-  round.rows = judged + dropped + 1 + siblings;
-  round.dropped = dropped;
-  round.siblings = siblings;
-  round.rescued = rescued;
-  round.copied = copied;
-  round.committed.assign(size_t(committed), 0);
-  round.judged.assign(size_t(judged), Draft{});
-  for (int i = 0; i < copied; ++i) round.judged[i].copied = 1;
-  round.accepted = accepted;
-  planner.after(round, seconds);
-}
-
-// Of a planner.
-void bind_planner(py::module_& m) {
-  m.def("begin", &Planner::begin, py::arg("planner"), py::arg("context"));
-  m.def("schedule", [](const Planner& planner) { return schedule_of(planner.schedule()); }, py::arg("planner"));
-  m.def("credit", &Planner::credit, py::arg("planner"));
-  m.def("predict", [](const Planner& planner, const std::string& mode, int length, double acceptance) {
-    return predict(planner, mode, length, acceptance).tokens_per_second;
-  }, py::arg("planner"), py::arg("mode"), py::arg("length"), py::arg("acceptance"));
-  m.def("after", &after, py::arg("planner"), py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"),
-        py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false, py::arg("position") = StageCosts::kContext,
-        py::arg("dropped") = 0);
-  m.def("pass_seconds", &StageCosts::pass, py::arg("costs"), py::arg("rows"));
-}
-
 void bind(py::module_& m) {
-  bind_planner(m);
+  m.def("pass_seconds", &StageCosts::pass, py::arg("costs"), py::arg("rows"));
   py::class_<Crowd, std::shared_ptr<Crowd>>(m, "Crowd",
       "Passes of teams beside made-up other programs, counted by the members that worked.")
       .def_property_readonly("worked", [](Crowd& crowd) {
@@ -218,6 +182,46 @@ void bind(py::module_& m) {
       py::arg("seen"), py::arg("draft_share"), py::arg("acceptance"), py::arg("others"), py::arg("writing"),
       py::arg("left"), py::arg("most"), py::arg("margin") = 1.0, py::arg("reading") = 0,
       py::arg("sharers") = 1, py::arg("copying") = 1);
+  struct Alone {   // an answer alone, in made-up time
+    Policy policy;
+    Drafting answer;
+    std::chrono::steady_clock::time_point now{std::chrono::seconds(1)};
+  };
+  py::class_<Alone>(m, "Alone", "The policy of one answer after the other, none of which has company, in made-up time.")
+      .def(py::init([](double draft_share, double prior, bool overlaps) {
+             return Alone{Policy(true, draft_share, prior, overlaps ? Policy::Stages::kThreads : Policy::Stages::kNone), {}};
+           }),
+           py::arg("draft_share"), py::arg("prior"), py::arg("overlaps") = false)
+      .def("begin", [](Alone& alone, bool copies) {
+             alone.answer = {};
+             alone.answer.automatic = true;
+             alone.answer.asked.recycle = copies;
+           }, py::arg("copies") = false)
+      .def("plan", [](Alone& alone) {
+             std::vector<Policy::Writer> writers{{&alone.answer, {}}};
+             alone.policy.plan(&writers, {0, 0, kPassRows - 1, true, alone.answer.overlaps});
+             return schedule_of(writers.front().schedule);
+           })
+      .def("took", [](Alone& alone, const std::string& kind, int rows, double seconds) {
+             alone.policy.took(kind == "early" ? &PassTimes::early : kind == "draft" ? &PassTimes::draft
+                               : kind == "late" ? &PassTimes::late : &PassTimes::choose, rows, seconds);
+             alone.now += std::chrono::nanoseconds(int64_t(1e9 * seconds));
+           }, py::arg("kind"), py::arg("rows"), py::arg("seconds"))
+      .def("learn", [](Alone& alone, int drafts, int accepted, int copied) {
+             Round round;
+             round.rows = drafts + 1;
+             round.committed.assign(size_t(accepted) + 1, 0);
+             round.judged.assign(size_t(std::min(accepted + 1, drafts)), Draft{});
+             for (int i = 0; i < std::min(copied, int(round.judged.size())); ++i) round.judged[size_t(i)].copied = 1;
+             round.copied = copied;
+             round.accepted = accepted;
+             round.dropped = drafts - int(round.judged.size());
+             alone.policy.learn(&alone.answer, round, false, alone.now);
+           }, py::arg("drafts"), py::arg("accepted"), py::arg("copied") = 0)
+      .def_property_readonly("credit", [](const Alone& alone) { return alone.answer.credit; })
+      .def("learned", [](const Alone& alone) { return alone.policy.learned(); })
+      .def("know", [](Alone& alone, const std::vector<double>& numbers) { alone.policy.know(numbers); }, py::arg("numbers"))
+      .def("explain", [](const Alone& alone) { return alone.policy.explain(); });
   m.def("running_threads", &running_threads);
   m.def("let_threads_start", &let_threads_start, py::arg("count"));
   m.def("worker_set", &worker_set, py::arg("size"), py::arg("pinnable"), py::arg("seconds"), py::arg("lost"),

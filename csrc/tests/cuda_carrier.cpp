@@ -172,12 +172,12 @@ Limits limits_of(Random& random, const std::vector<int>& prompt, int vocabulary,
   return limits;
 }
 
-Costs toy_costs() {
-  Costs costs;
-  costs.turns.row_step = 1e-4, costs.turns.draft_step = 1.2e-4;
-  costs.turns.verify = {{RowTable::between({{1, 4.01e-4}, {kMaxRows, 4.16e-4}}), {}}};
-  costs.overlapped = costs.turns;
-  return costs;
+std::shared_ptr<AlonePolicy> toy_policy(double prior, int lookup, bool recycle) {
+  Schedule asked;
+  asked.lookup = lookup, asked.recycle = recycle;
+  auto policy = std::make_shared<AlonePolicy>(prior, true);
+  policy->begin(asked, 0);
+  return policy;
 }
 
 void expect_good_manners(const std::string& where) {
@@ -215,17 +215,16 @@ int64_t answers_of_a_model(uint64_t seed) {
     if (!captured.takes_siblings()) request.schedule.siblings = 0.0;
     request.schedule.recycle = request.schedule.max_chunk > 0 && chance(random, 30);
     if (chance(random, 25))
-      request.planner = std::make_shared<Planner>(toy_costs(), 0.6, between(random, 0, 2),
-                                                  captured.takes_siblings() && chance(random, 50), chance(random, 50));
+      request.policy = toy_policy(0.6, between(random, 0, 2), chance(random, 50));
     request.ngrams = ngrams;
     request.in_turns = chance(random, 20);
     request.seed = random();
     request.report_drafts = chance(random, 50);
     // Only these need the records of draft steps.
-    const bool records = request.planner || request.report_drafts || request.schedule.stop_rule.kind != StopRule::Kind::kFixed;
+    const bool records = request.policy || request.report_drafts || request.schedule.stop_rule.kind != StopRule::Kind::kFixed;
     captured.graphs.draft_records = records || chance(random, 50);
     request.prompt = prompt;
-    request.first = captured.begin(prompt, request.limits, request.schedule, bool(request.planner));
+    request.first = captured.begin(prompt, request.limits, request.schedule, bool(request.policy));
     const bool interrupted = chance(random, 25), traced = chance(random, 30);
     const auto patience = std::chrono::microseconds(between(random, 0, 4000));
     const bool reports = request.report_drafts;
@@ -442,15 +441,15 @@ void copies_are_offered_before_their_round() {
 constexpr int kTokens = 200;
 
 template <class Each>
-void plain_answer(Captured& captured, const Schedule& schedule, std::shared_ptr<Planner> planner, const std::string& where,
+void plain_answer(Captured& captured, const Schedule& schedule, std::shared_ptr<AlonePolicy> policy, const std::string& where,
                   Each&& each) {
   const std::vector<int> prompt = {3, 1, 2};
   GraphRequest request;
   request.prompt = prompt;
   request.limits.end = int(prompt.size()) + kTokens;
   request.schedule = schedule;
-  request.first = captured.begin(prompt, request.limits, schedule, bool(planner));
-  request.planner = std::move(planner);
+  request.first = captured.begin(prompt, request.limits, schedule, bool(policy));
+  request.policy = std::move(policy);
   const std::vector<int> plain = captured.model.plain(prompt, kTokens);
   std::vector<int> known = prompt;
   GraphSession session(captured.lanes, captured.graphs, std::move(request), nullptr);
@@ -461,10 +460,6 @@ void plain_answer(Captured& captured, const Schedule& schedule, std::shared_ptr<
   }
   check(known == plain, "the answer is shorter than plain decoding's", where);
   expect_good_manners(where);
-}
-
-std::shared_ptr<Planner> toy_planner(double acceptance, int lookup, bool siblings) {
-  return std::make_shared<Planner>(Costs{toy_costs().turns}, acceptance, lookup, siblings);
 }
 
 // A text that repeats itself: what follows is copied, and accepted, and the answer is plain decoding's.
@@ -481,7 +476,7 @@ void copies_are_accepted() {
     const std::string where = std::string("copies: ") + name;
     Captured captured(9, 30, std::move(devices), 0.5, true, true);
     int rounds = 0, copied = 0, accepted = 0, drawn = 0;
-    plain_answer(captured, schedule, planned ? toy_planner(0.5, 2, false) : nullptr, where, [&](const Round& round) {
+    plain_answer(captured, schedule, planned ? toy_policy(0.5, 2, false) : nullptr, where, [&](const Round& round) {
       ++rounds;
       int here = 0;
       for (int i = 0; i < int(round.judged.size()); ++i) {
@@ -494,7 +489,7 @@ void copies_are_accepted() {
       copied += round.copied;
     });
     check(accepted <= copied, "more copies were right than there were", where);
-    if (planned) return;   // a planner goes by measured time: on a busy machine it may do without
+    if (planned) return;   // the policy goes by measured time: on a busy machine it may do without
     check(accepted > kTokens / 4, "too few copies were right", where);
     check(rounds < kTokens / 2, "too many rounds for a text that repeats itself", where);
     check((drawn > 0) == (schedule.lookahead > 0), "the head drafts where it may, and only there", where);
@@ -519,26 +514,24 @@ void rescues() {
   surviving.stop_rule.kind = StopRule::Kind::kSurvival, surviving.stop_rule.threshold = 0.05;
   short_chunk.first_chunk = 0, short_chunk.max_chunk = 2, short_chunk.lookahead = 9;
   copies.lookup = 2;
-  const auto run = [&](const char* name, const Schedule& schedule, std::vector<int> devices, bool planned) {
+  const auto run = [&](const char* name, const Schedule& schedule, std::vector<int> devices) {
     const std::string where = std::string("siblings: ") + name;
     Captured captured(9, 1000, std::move(devices), 0.7, true, schedule.lookup > 0);
     int siblings = 0, rescued = 0;
-    plain_answer(captured, schedule, planned ? toy_planner(0.7, 0, true) : nullptr, where, [&](const Round& round) {
+    plain_answer(captured, schedule, nullptr, where, [&](const Round& round) {
       siblings += round.siblings, rescued += round.rescued;
       check(round.rows <= kMaxRows || round.prompt, "more rows than a pass takes", where);
       if (!round.rescued) return;
       check(int(round.committed.size()) == round.accepted + 2, "the token after the sibling is missing", where);
       check(round.judged.back().sibling == round.committed[size_t(round.accepted)], "another token than the sibling", where);
     });
-    if (planned) return;   // a planner goes by measured time: on a busy machine it may do without
     check(rescued >= (schedule.lookup > 0 ? 1 : 10) && siblings > rescued, "too few rescues", where);   // copies leave few
   };
-  run("fixed", fixed, {0}, false);
-  run("fixed, two stages", fixed, {0, 0}, false);
-  run("surviving", surviving, {0}, false);
-  run("short chunks", short_chunk, {0}, false);
-  run("beside copies", copies, {0}, false);
-  run("planned", {}, {0}, true);
+  run("fixed", fixed, {0});
+  run("fixed, two stages", fixed, {0, 0});
+  run("surviving", surviving, {0});
+  run("short chunks", short_chunk, {0});
+  run("beside copies", copies, {0});
 }
 
 // -- failures ----------------------------------------------------------------------------------------------------------

@@ -98,14 +98,9 @@ COMMANDS = {
         ("ppsd-run heads auto norm:10", "ppsd-run heads auto head-3.safetensors --plot heads.svg"),
         "lab.cli.heads:run",
     ),
-    "calibrate": Command(
-        "measure again what the auto schedule works with",
-        ("ppsd-run calibrate", "ppsd-run calibrate -m model.gguf --threads 4"),
-        "cli.info:calibrate",
-    ),
     "cache": Command(
         "list or empty the cache folder",
-        ("ppsd-run cache", "ppsd-run cache --clean calibration"),
+        ("ppsd-run cache", "ppsd-run cache --clean learned"),
         "cli.cache:run",
     ),
     "info": Command(

@@ -8,7 +8,7 @@ from .values import Add, address, at_most, group, length, named, number, option,
 ALL = "all"
 MODELS = "models"
 FILES = {  # kind: its subfolder, and what our files in it are called
-    "calibration": ("calibration", ("*.json", "tmp*")),
+    "learned": ("learned", ("*.json", "tmp*")),
     "importance": ("importance", ("*.npy", "tmp*")),
     "hashes": ("hashes", ("*.hash", "tmp*")),
     "packed": ("packed", ("*.packed", "*.unfinished")),
@@ -271,13 +271,9 @@ def _keep_option(parser: ArgumentParser) -> None:
     group(parser, "learning")("--learn FOLDER", what, named)
 
 
-def calibrate_options(parser: ArgumentParser) -> None:
+def info_options(parser: ArgumentParser) -> None:
     option(parser, "--json", "print it as one JSON object")
     model_options(parser)
-
-
-def info_options(parser: ArgumentParser) -> None:
-    calibrate_options(parser)
     option(parser, "--learn FOLDER", "also what is kept there, and what it has brought", named)
 
 

@@ -4,19 +4,23 @@ import atexit
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import RLock
+from time import monotonic
 from typing import ParamSpec, TypeVar
 from weakref import WeakMethod, WeakSet
 
 from .. import _native
-from ..backend import ENDED, Asked, Cancellation
+from ..backend import ENDED, Asked, Cancellation, RunOptions
 from ..errors import GrammarFailed, PpsdError
 from ..pipeline.rounds import Drafted, Limits, Round
-from ..pipeline.schedule import Auto, copying
+from ..pipeline.schedule import Auto, Schedule, copying
+from ..planning import learned
 from .machine import no_memory
 
 MOST_ANSWERS = 48  # that the loop works on at once; below the 64 rows of a pass, so that prompts join
+KEPT_AFTER = 10.0  # seconds between two times at which what the policy has learned is kept
 PROMPT_ROWS = 16  # of a round, at the least
 
 _living: WeakSet["Answers"] = WeakSet()
@@ -60,6 +64,8 @@ class Answers:
 
     def __init__(self, make_loop: Callable[[], _native.Loop]) -> None:
         self._make_loop = make_loop
+        self.learned_at: Path | None = None  # the file that keeps what the loop's policy has learned
+        self._kept = -KEPT_AFTER
         self.lock = RLock()
         self._loop: _native.Loop | None = None
         self._decoded: set[Answer] = set()
@@ -70,17 +76,14 @@ class Answers:
         self,
         asked: Asked,
         ngrams: _native.Ngrams,
-        planner: Callable[[bool], _native.Planner | None] = lambda _: None,
         grammar: int = 0,
     ) -> Generator[Round | Drafted, None, None]:
-        """As `Backend.rounds`. ngrams: of all owners. planner: gives the one of `auto`; told whether nothing else is
-        decoded now, so that it may measure. grammar: its number, over ranks.
-        """
+        """As `Backend.rounds`. ngrams: of all owners. grammar: its number, over ranks."""
         *_, limits, options, cancellation = asked
         _living.add(self)
         answer = Answer(limits, cancellation)
         try:
-            stream = self._begin(answer, asked, ngrams, planner, grammar)
+            stream = self._begin(answer, asked, ngrams, grammar)
             if options.prompt_progress:
                 _tell_of_prompt(stream, options.prompt_progress)
             yield from self._events(answer)
@@ -106,24 +109,21 @@ class Answers:
         answer: Answer,
         asked: Asked,
         ngrams: _native.Ngrams,
-        planner: Callable[[bool], _native.Planner | None],
         grammar: int,
     ) -> _native.LoopAnswer:
         prompt, params, schedule, limits, options, cancellation = asked
         self._leave_dropped()
         with self.lock:
-            steering = planner(not self._decoded)
             stream = self.loop.add(
                 list(prompt),
                 params,
-                copying(schedule) if isinstance(schedule, Auto) else schedule,
+                _of_auto(schedule, options) if isinstance(schedule, Auto) else schedule,
                 limits,
                 automatic=isinstance(schedule, Auto),
                 report_drafts=options.report_drafts,
                 # A text of its own: one for drafts, one for verification.
                 masks=(options.masks(), options.masks()) if options.masks else None,
                 ngrams=ngrams.of(options.copied_by),
-                planner=steering,
                 oracle=options.oracle,
                 trace=options.trace,
                 grammar=grammar,
@@ -161,6 +161,7 @@ class Answers:
             self._decoded.discard(answer)
         if answer.stream:
             answer.stream.close()  # at the end of the round
+            self.keep_learned()
 
     def _leave_dropped(self) -> None:
         with suppress(IndexError):
@@ -182,18 +183,36 @@ class Answers:
     def end(self) -> None:
         """As `end_all`, for good."""
         self.end_all()
+        self.keep_learned(at_once=True)
         if self._loop is not None:
             self._loop.end()
+
+    def keep_learned(self, at_once: bool = False) -> None:
+        """In the cache folder, for the next process; now and then."""
+        if self._loop is None or self.learned_at is None or not (at_once or monotonic() > self._kept + KEPT_AFTER):
+            return
+        self._kept = monotonic()
+        learned.write(self.learned_at, self._loop.learned())
+
+    def explain(self) -> str:
+        """What the policy of the loop believes; empty while no answer has ended."""
+        return self._loop.explain() if self._loop is not None else ""
 
     def forget_loop(self) -> None:
         """The next one is made anew: of another exit head, or in another process."""
         self.end_all()
+        self.keep_learned(at_once=True)
         self._loop = self.last = None  # an answer holds its loop
 
     def forked(self) -> None:
         self.lock = RLock()
         self._loop = self.last = None
         self._decoded, self._dropped = set(), deque()
+
+
+def _of_auto(schedule: Auto, options: RunOptions) -> Schedule:
+    """What the policy is told of it: an oracle copies nothing."""
+    return copying(schedule if options.oracle is None else replace(schedule, lookup=0, recycle=False))
 
 
 def _tell_of_prompt(stream: _native.LoopAnswer, tell: Callable[[int, int], None]) -> None:

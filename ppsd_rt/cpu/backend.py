@@ -1,10 +1,8 @@
 """The C++ backend: packed weights, kernels for this machine's instruction set, stages on pinned threads."""
 
-import logging
 import os
 from collections.abc import Generator, Sequence
 from copy import copy
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import __version__, _native
-from ..backend import Asked, Oracle, check_ids
+from ..backend import Asked, check_ids
 from ..errors import PpsdError, UsageError
 from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
-from ..pipeline.schedule import Auto
-from ..planning.planner import PlannerPool, costs_here, costs_path, explain, kind_of
+from ..planning import learned
 from ..planning.split import cut_layers
 from ..printable import quoted
 from ..sampling.params import EXTRAS, SamplingParams
@@ -30,10 +27,6 @@ from .failures import one_line
 from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
 from .machine import default_threads, kv_memory_of, no_memory
 from .packing import pack_head, pack_model, pack_shipped
-
-LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of
-
-_LOG = logging.getLogger(__name__)
 
 
 class CpuBackend:
@@ -102,8 +95,6 @@ class CpuBackend:
         self._made: _native.Engine | None = self.another_engine(self.threads)
         self.head: HeadInfo | None = file.info if file else None
         self.draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)  # 0: all ids
-        self._costs: _native.Costs | None = None
-        self._planners = PlannerPool()
         self.know(None)
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
@@ -113,11 +104,11 @@ class CpuBackend:
             self._ngrams.know(successors)
 
     def swap_head(self, file: HeadFile, packed: _native.Model) -> None:
-        """To a head of the same sizes: what was said stays known, and what drafts cost."""
-        costs, counted, ngrams = self._costs, self._counted, self._ngrams
+        """To a head of the same sizes: what was said stays known."""
+        counted, ngrams = self._counted, self._ngrams
         self._answers.forget_loop()
         self._use(file, packed, self._cuts)
-        self._costs, self._counted, self._ngrams = costs, counted, ngrams
+        self._counted, self._ngrams = counted, ngrams
 
     def recall(self, ids: Sequence[int], owner: int) -> None:
         """Copy drafts from this text too, as if it had been answered here."""
@@ -130,16 +121,11 @@ class CpuBackend:
         return self._made
 
     def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
-        _, params, schedule, limits, options, _ = asked
-
-        def planner(alone: bool) -> _native.Planner | None:
-            measured = alone or self._costs is not None
-            return self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) and measured else None
-
+        limits = asked[3]
         if limits.end * self._row_bytes > self._kv_memory:
             raise no_memory(limits.end)
         try:
-            yield from self._answers.decode(asked, self._ngrams, planner)
+            yield from self._answers.decode(asked, self._ngrams)
         except _native.NoThread as error:
             raise PpsdError(f"cannot decode with {self.threads} threads: {error}") from None
 
@@ -149,7 +135,18 @@ class CpuBackend:
         ):
             # Stages overlap or take turns, and nothing overlaps with what an EAGLE-3 head drafts.
             cuts = None if self.head is not None and self.head.kind == EAGLE3 else self._cuts
-            return _native.Loop(self._model, self.threads, self._kv_memory, MOST_ANSWERS, PROMPT_ROWS, cuts=cuts)
+            what = (self.draft_vocabulary, self.dtype, self.kv_dtype, self.threads, self._model.isa, cuts)
+            path = self._answers.learned_at = learned.learned_path(self._checkpoint.hash, self.head, *what)
+            return _native.Loop(
+                self._model,
+                self.threads,
+                self._kv_memory,
+                MOST_ANSWERS,
+                PROMPT_ROWS,
+                cuts=cuts,
+                prior=learned.prior(self.head),
+                learned=learned.read(path),
+            )
 
     def save_prompts(self, path: Path, most: int | None) -> int:
         """See prompts.save. Answers go on."""
@@ -223,43 +220,17 @@ class CpuBackend:
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._answers.last.spans() if self._answers.last else []
 
-    def costs(self, again: bool = False) -> _native.Costs:
-        """What draft steps and verification passes cost here; measured in the first runs, or `again`."""
+    def costs(self) -> _native.Costs:
+        """What draft steps and verification passes cost now: for the lab, and for what `distill` expects."""
         if self.head is None:
-            raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
-        if self._costs is None or again:
-            self._answers.end_all()
-            hash, dtypes, isa = self._checkpoint.hash, (self.dtype, self.kv_dtype), self._model.isa
-            path = costs_path(hash, self.head, self.draft_vocabulary, dtypes, self.threads, isa)
-            with one_line("measure what drafts cost", self.threads):
-                self._costs = costs_here(path, self._calibrate, again)
-            self._planners.clear()
-        return self._costs
-
-    def _calibrate(self) -> _native.Costs:
-        if self._model.packed_bytes > LARGE:
-            _LOG.info("measuring what drafts and passes cost on this machine: some seconds in each of the first runs")
-        return self._engine.calibrate(overlaps=not self._cuts)
-
-    def believe(self, costs: _native.Costs) -> None:
-        """`auto` begins anew, with these costs instead of measured ones."""
-        self._costs = costs
-        self._planners.clear()
+            raise PpsdError("there is nothing to measure without an exit head: give --exit-head")
+        self._answers.end_all()
+        with one_line("measure what drafts cost", self.threads):
+            return self._engine.calibrate(overlaps=not self._cuts)
 
     def explain(self) -> str:
-        """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
-        return explain(self._planners.used, self.costs()) if self._planners.used else ""
-
-    def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
-        """One that knows what overlapping costs, if it expects that this pays; else stages take turns."""
-        assert self.head is not None
-        costs, kind = self.costs(), kind_of(schedule, params, oracle)
-        if costs.overlapped is not None:
-            planner = self._planners.planner(replace(kind, overlaps=True), costs, self.head)
-            speeds = {p.mode == "overlap": p.tokens_per_second for p in sorted(planner.predictions(), key=_speed)}
-            if speeds.get(True, 0.0) > _native.WORTH_SWITCHING * speeds[False]:
-                return planner
-        return self._planners.planner(kind, _native.Costs(costs.turns), self.head)
+        """What the policy believes of passes and drafts; empty when nothing has been decoded."""
+        return self._answers.explain()
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -276,13 +247,8 @@ class CpuBackend:
         """The packed weights are shared; the next answer makes an engine of its own, with threads and KV caches."""
         self._answers.forked()
         self._made = None
-        self._planners = PlannerPool()
         self.know(self._counted)  # anew: a thread that is not here may have been in it
 
 
 def _digest(value: object) -> str:
     return sha256(repr(value).encode()).hexdigest()[:16]
-
-
-def _speed(prediction: _native.Prediction) -> float:
-    return prediction.tokens_per_second

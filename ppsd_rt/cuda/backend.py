@@ -38,9 +38,9 @@ from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile, HeadInfo, refuse_eagle3
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
-from ..pipeline.schedule import MAX_CHUNK, MAX_ROWS, Auto, Schedule
+from ..pipeline.schedule import MAX_CHUNK, Auto, Schedule, copying
 from ..pipeline.stop_rules import BetaThompson, FixedLength
-from ..planning.planner import PlannerPool, costs_here, costs_path, explain, kind_of
+from ..planning import learned
 from ..planning.split import cut_layers
 from ..sampling.params import EXTRAS, SamplingParams
 from ..trace import occupancy
@@ -177,8 +177,7 @@ class CudaBackend:
             self._eagle = Eagle(eagle, self._weights) if eagle else None
         self._pages = max(self._kv_memory // self._page_bytes, 1)
         self._draft_vocabulary = draft_vocabulary
-        self._costs: _native.Costs | None = None
-        self._planners = PlannerPool()
+        self._policy: _native.AlonePolicy | None = None
 
     def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
         """One answer alone has the captured stages, whose launches are queued ahead. When another one comes, it goes on
@@ -226,9 +225,9 @@ class CudaBackend:
             ):
                 return None
             with self._failing():
-                schedule = self._possible(schedule, params, options.oracle)
-                planner = self._plan(schedule, options.oracle, params)
-                self._answer = self._last = self._begin(prompt, params, schedule, planner, limits, options)
+                schedule = self._possible(schedule)
+                policy = self._steer(schedule, options.oracle, params)
+                self._answer = self._last = self._begin(prompt, params, schedule, policy, limits, options)
             return self._answer
 
     def _waited(self, cancellation: Cancellation) -> bool:
@@ -296,42 +295,22 @@ class CudaBackend:
         last = self._last or self._answers.last
         return last.spans() if last else []
 
-    def costs(self, again: bool = False) -> _native.Costs:
-        """What draft steps and verification passes cost here; measured in the first runs, or `again`."""
+    def costs(self) -> _native.Costs:
+        """What draft steps and verification passes cost now: for the lab, and for what `distill` expects."""
         self._check()
-        head = self.head
-        if head is None or self._eagle:
-            raise PpsdError("there is nothing to calibrate without an exit head of this model: give --exit-head")
-        if self._costs is None or again:
-            self._end()
-            stages = self._ready(calibrate.most_positions(self._config.max_position_embeddings))
-            path = costs_path(
-                self._checkpoint.hash, head, self._draft_vocabulary, [self._dtype], len(stages.slices), self._machine()
-            )
-
-            def measure() -> _native.Costs:
-                self._tokens = []
-                return calibrate.calibrate(stages, self._graphs)
-
-            self._costs = costs_here(path, measure, again) if self._device.type == "cuda" else measure()
-            self._planners.clear()
-        return self._costs
+        if self.head is None or self._eagle:
+            raise PpsdError("there is nothing to measure without an exit head of this model: give --exit-head")
+        self._end()
+        stages = self._ready(calibrate.most_positions(self._config.max_position_embeddings))
+        self._tokens = []
+        return calibrate.calibrate(stages, self._graphs)
 
     def explain(self) -> str:
-        """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
-        planner = self._planners.used
-        lines = [explain(planner, self.costs())] if planner else []
-        if planner and self._costs and self._costs.overlapped:
-            turns, beside = self._costs.turns, self._costs.overlapped
-            lines.append(
-                f"side by side on two streams a draft takes {beside.draft_step / turns.draft_step:.2f} times as long, "
-                f"a pass {beside.verify[0] / turns.verify[0]:.2f} times"
-            )
-        elif planner and self._graphs:
-            lines.append("side by side on two streams no more is done than in turns: nothing overlaps")
+        """What the policy believes of passes and drafts; empty when nothing has been decoded."""
+        lines = [self._policy.explain() if self._policy else "", self._answers.explain()]
         if spans := self.spans():
             lines.append(str(occupancy(spans)))
-        return "\n".join(lines)
+        return "\n".join(filter(None, lines))
 
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
@@ -361,7 +340,7 @@ class CudaBackend:
         prompt: Sequence[int],
         params: SamplingParams,
         schedule: Schedule | Auto,
-        planner: _native.Planner | None,
+        policy: _native.AlonePolicy | None,
         limits: Limits,
         options: RunOptions,
     ) -> "_Answer":
@@ -369,7 +348,7 @@ class CudaBackend:
         begun = perf_counter()
         stages = self._ready(limits.end)
         drafts = _drafts_of_a_round(schedule, self._serial)
-        bar = self._least_chance(schedule)
+        bar = 0.0 if isinstance(schedule, Auto) else schedule.siblings
         if self._graphs is not None:
             self._capture(drafts, bar > 0)
         keep = common_prefix(self._tokens, prompt[:-1])
@@ -379,7 +358,7 @@ class CudaBackend:
         )
         stages.begin(
             prompt, params, keep, end=limits.end, most=most, lookahead=lookahead, oracle=options.oracle,
-            copies=schedule.copies and not (planner and options.oracle), siblings=bar,
+            copies=schedule.copies and not (policy and options.oracle), siblings=bar,
         )  # fmt: skip
         self._tokens = list(prompt)
         kept = min(keep, len(prompt) - 1)
@@ -398,7 +377,7 @@ class CudaBackend:
         if record[RECORD_IDS] < 0:
             raise PpsdError(NO_NUMBER)
         arguments: dict[str, Any] = {
-            "schedule": planner if planner is not None else schedule,
+            "schedule": policy if policy is not None else schedule,
             "limits": limits,
             "seed": params.seed or 0,
             "in_turns": self._serial,
@@ -422,28 +401,24 @@ class CudaBackend:
         )
         return _Answer(session, session)
 
-    def _possible(self, schedule: Schedule | Auto, params: SamplingParams, oracle: Oracle | None) -> Schedule | Auto:
-        """Without siblings where there cannot be any: their rows stay on one device, see one text, and are adopted
-        before anything else runs."""
-        if isinstance(schedule, Schedule):
-            return replace(schedule, siblings=0.0) if len(self._devices()) > 1 or schedule.overlap else schedule
-        never = len(self._devices()) > 1 or params.looks_back or oracle is not None
-        return replace(schedule, siblings=schedule.siblings and not never)
+    def _possible(self, schedule: Schedule | Auto) -> Schedule | Auto:
+        """Without siblings where there cannot be any: their rows stay on one device, and are adopted before anything
+        else runs."""
+        if isinstance(schedule, Schedule) and (len(self._devices()) > 1 or schedule.overlap):
+            return replace(schedule, siblings=0.0)
+        return schedule
 
-    def _least_chance(self, schedule: Schedule | Auto) -> float:
-        """Of being needed and right, for a sibling. Of `auto`: what a row costs at plain decoding's speed, as good as
-        that is known. The planner decides which rounds have siblings at all."""
-        if isinstance(schedule, Schedule):
-            return schedule.siblings
-        turns = self.costs().turns
-        row = (turns.verify[-1] - turns.verify[0]) / (MAX_ROWS - 1) / turns.plain_step
-        return min(max(row, 0.02), 0.98) if schedule.siblings else 0.0
-
-    def _plan(self, schedule: Schedule | Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner | None:
+    def _steer(
+        self, schedule: Schedule | Auto, oracle: Oracle | None, params: SamplingParams
+    ) -> _native.AlonePolicy | None:
+        """Of `auto`; it goes on from answer to answer."""
         if not isinstance(schedule, Auto):
             return None
-        assert self.head is not None
-        return self._planners.planner(kind_of(schedule, params, oracle), self.costs(), self.head)
+        if self._policy is None:
+            self._policy = _native.AlonePolicy(learned.prior(self.head), not self._serial)
+        asked = copying(schedule if oracle is None else replace(schedule, lookup=0, recycle=False))
+        self._policy.begin(asked, -1 if oracle else int(params.temperature > 0))
+        return self._policy
 
     def _end(self) -> None:
         """End all answers in progress."""
@@ -473,8 +448,7 @@ class CudaBackend:
         """Stages, captured where that can be, for texts that end before this position."""
         if self._stages is None or self._stages.capacity < end:
             longest = self._config.max_position_embeddings
-            measured = calibrate.most_positions(longest)
-            capacity = max(end, min(max(LEAST_CAPACITY, 1 << (end - 1).bit_length()), longest), measured)
+            capacity = max(end, min(max(LEAST_CAPACITY, 1 << (end - 1).bit_length()), longest))
             self._drop_stages()
             cuts = self._stage_cuts(self._weights.exit_layer, self._placement)
             with errors.out_of_memory(

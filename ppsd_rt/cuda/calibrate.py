@@ -1,10 +1,10 @@
-"""What draft steps and passes cost on this GPU, for the planner of `auto` (csrc/pipeline/planner.h).
+"""What draft steps and passes cost on this GPU, for the lab.
 
 They are measured at work: rounds launched graph by graph as the carrier does, on a text that goes on meanwhile,
 between events that the GPU itself stamps. First one after the other, then side by side on two streams. On one GPU both
 stages read the same memory and take each other's multiprocessors: where that is what they wait for, side by side each
 takes as long as both would in turns. Only where more was done each time does the table say what overlapping costs, and
-without that the planner never overlaps.
+without that nothing is said of it.
 
 A pass takes all rows that wait, so one over a single row follows no drafts.
 """
@@ -15,13 +15,14 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
-from .._native import WORTH_SWITCHING, Costs, StageCosts
+from .._native import Costs, StageCosts
 from ..pipeline.schedule import MAX_ROWS
 from ..sampling.params import SamplingParams
 from .devices import synchronise
 from .graphs import StageGraphs
 from .stages import DeviceStages
 
+_WORTH_TELLING = 1.03  # how much more is done side by side, for the table to say what overlapping costs
 CONTEXT = StageCosts.CONTEXT  # rows of text after which rounds are measured
 DEEP = 1024  # the same, to learn what a longer text costs
 MEASURED_ROWS = (1, 2, 4, 8, 16)
@@ -206,7 +207,7 @@ def _side_by_side(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None:
         if repeat and found:
             slower.append(found)
     # In the time of a pass beside drafts, 1 / slower of a pass is done, and as much of drafts: 1 is what turns do.
-    if not slower or min(1 / drafts + 1 / passes for drafts, passes in slower) < WORTH_SWITCHING:
+    if not slower or min(1 / drafts + 1 / passes for drafts, passes in slower) < _WORTH_TELLING:
         return None
     drafts, passes = (max(1.0, median(times)) for times in zip(*slower, strict=True))
     return _beside(turns, drafts, passes)

@@ -21,10 +21,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .. import _native
-from .._native import Costs, Planner, StageCosts
+from .._native import Costs, StageCosts
 from ..errors import UsageError
 from ..pipeline.rounds import Round
-from ..pipeline.schedule import AUTO, MAX_ROWS, Schedule, describe
+from ..pipeline.schedule import MAX_ROWS, Schedule, describe
 from ..planning.split import LayerCosts, Split, best_split
 from ..statistics import Statistics
 from ..trace import Span
@@ -111,7 +111,7 @@ class Simulation:
 
 
 def simulate(
-    schedule: Schedule | Planner,
+    schedule: Schedule,
     costs: StageCosts,
     acceptance: float | Sequence[float],
     tokens: int = 1000,
@@ -121,7 +121,7 @@ def simulate(
 ) -> Simulation:
     """Decode `tokens` tokens.
 
-    schedule: or the planner of `auto`, which goes on from what it has learned before. costs: what work really takes.
+    costs: what work takes.
     acceptance: P(a draft token is right | all before it are); a sequence gives it by the draft token's place: how many
     others wait for their verdict in front of it. The sequence's last number goes for all further places. second:
     P(its sibling is right | it is not), for schedules with siblings.
@@ -137,8 +137,7 @@ def simulate(
         schedule=schedule, tokens=tokens, acceptance=places, second=second, seed=seed, costs=costs, trace=trace
     )
     rounds = tuple(TimedRound(seconds, round) for seconds, round in events)
-    name = describe(AUTO if isinstance(schedule, Planner) else schedule)
-    statistics = _statistics(name, rounds, len(costs.stages))
+    statistics = _statistics(describe(schedule), rounds, len(costs.stages))
     return Simulation(tuple(text[-tokens:]), rounds[-1].seconds, rounds[1:], statistics, spans)
 
 

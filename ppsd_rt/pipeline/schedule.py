@@ -55,7 +55,7 @@ class Schedule:
         if not 0 <= self.siblings < 1:
             raise UsageError(f"siblings must be a chance from 0 (none) to below 1, not {self.siblings:g}")
         if self.siblings and not self.drafts:
-            raise UsageError("siblings need an exit head that drafts: use them with eesd, ppsd, elastic or auto")
+            raise UsageError("siblings need an exit head that drafts: use them with eesd, ppsd or elastic")
         if not 0 <= self.max_chunk <= MAX_CHUNK:
             raise UsageError(f"max_chunk must be from 0 to {MAX_CHUNK}, not {quoted(self.max_chunk)}")
         if not 0 <= self.first_chunk <= self.max_chunk:
@@ -87,11 +87,9 @@ class Auto:
     """Not a point of the space: the backend measures what they cost and moves between them while it decodes.
 
     lookup, recycle: of those schedules, where the backend can copy.
-    siblings: may drafts have siblings, where the backend can verify them?
     """
 
     lookup: int = LOOKUP
-    siblings: bool = True
     recycle: bool = True
     drafts: ClassVar[bool] = True
 
@@ -147,7 +145,7 @@ def named(name: str) -> Schedule:
 def parse_schedule(text: str) -> Schedule | Auto:
     """`auto`, `NAME` or `NAME:key=value,...`, as in `eesd:max_chunk=4,first_chunk=4,stop_rule=confidence=0.5`.
 
-    `auto` takes `lookup=N`, `recycle=on|off` and `siblings=on|off` alone.
+    `auto` takes `lookup=N` and `recycle=on|off` alone.
 
     `length=K` sets first_chunk, max_chunk and lookahead at once.
     """
@@ -181,14 +179,11 @@ def _parse_auto(text: str, rest: str) -> Auto:
         key, _, value = item.partition("=")
         if key == "lookup" and (number := _number(value)) is not None:
             auto = replace(auto, lookup=number)
-        elif key == "siblings" and value in ("on", "off"):
-            auto = replace(auto, siblings=value == "on")
         elif key == "recycle" and value in ("on", "off"):
             auto = replace(auto, recycle=value == "on")
         else:
             raise UsageError(
-                f"schedule {quoted(text)}: auto takes lookup=N, recycle=on|off, siblings=on|off and nothing "
-                "else, as in auto:lookup=0"
+                f"schedule {quoted(text)}: auto takes lookup=N, recycle=on|off and nothing else, as in auto:lookup=0"
             )
     return auto
 
@@ -214,7 +209,6 @@ def describe(schedule: Schedule | Auto) -> str:
     if isinstance(schedule, Auto):
         changed = [f"lookup={schedule.lookup}"] if schedule.lookup != AUTO.lookup else []
         changed += [] if schedule.recycle else ["recycle=off"]
-        changed += [] if schedule.siblings else ["siblings=off"]
         return ":".join(filter(None, ["auto", ",".join(changed)]))
     for name, known in _NAMED.items():
         if schedule == known:

@@ -17,19 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _native
-from ..backend import Asked, Oracle
+from ..backend import Asked
 from ..cpu.answers import MOST_ANSWERS, Answers
 from ..cpu.machine import no_memory
 from ..errors import PpsdError, UsageError
-from ..models.head_file import EAGLE3, HeadFile, HeadInfo
+from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
-from ..pipeline.schedule import Auto
-from ..planning.planner import PlannerPool, explain, kind_of
 from ..sampling.grammar import Grammar
-from ..sampling.params import EXTRAS, SamplingParams
+from ..sampling.params import EXTRAS
 from ..trace import Span
 from .control import Control, Kind, Words, numbers_of, text_of
-from .costs import displacer, side_by_side, time_drafts
+from .costs import displacer, time_drafts
 from .grammars import pack_grammar
 from .links import PASSES, VERDICTS, LinkLost, Receiver, Sender
 from .slices import CpuSlices
@@ -72,9 +70,7 @@ class RanksBackend:
         self.dtype, self.threads = slices.dtype, slices.threads
         self._loop: _native.Loop | None = None
         self._answers = Answers(self._make_loop)
-        self._planners = PlannerPool()
         self._ngrams = _native.Ngrams()
-        self._costs: _native.Costs | None = None
         self._grammar = 0  # the number of the newest
         self._telling = Lock()  # one grammar after the other
         self._grammar_says: dict[int, str] = {}  # by number: what is wrong, if anything is
@@ -136,19 +132,15 @@ class RanksBackend:
         self._ngrams.of(owner).learn(ids)
 
     def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
-        _, params, schedule, limits, options, _ = asked
+        _, params, _, limits, options, _ = asked
         self._control.check()
         if limits.end > self.longest:
             raise no_memory(limits.end)
         grammar = self._tell(params.grammar) if params.grammar and options.masks else 0
 
-        def planner(alone: bool) -> _native.Planner | None:
-            measured = alone or self._costs is not None
-            return self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) and measured else None
-
         self._traced, self._timeline = options.trace, []
         try:
-            yield from self._answers.decode(asked, self._ngrams, planner, grammar)
+            yield from self._answers.decode(asked, self._ngrams, grammar)
         except PpsdError:
             self._control.check()
             raise
@@ -189,24 +181,10 @@ class RanksBackend:
         return {**self._slices.facts(), "ranks": self._control.world.size, "layers": list(self.sizes)}
 
     def explain(self) -> str:
-        """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
-        if self._planners.used is None:
-            return ""
-        costs = self.costs()
-        ranks = "/".join(
-            f"{1000 * seconds:.2f}" for seconds in (costs.turns.row_step, *(t[0] for t in costs.turns.stages))
-        )
-        links = f"ranks take {ranks} ms a row, a link {1000 * costs.turns.links[0]:.2f} ms"
-        return f"{links}\n{explain(self._planners.used, costs)}"
+        """What the policy believes of passes and drafts; empty when nothing has been decoded."""
+        return self._answers.explain()
 
     # -- measuring -----------------------------------------------------------------------------------------------------
-
-    def costs(self, again: bool = False) -> _native.Costs:
-        """Of all ranks; measured when it is first asked for, or `again`."""
-        if self._costs is None or again:
-            self._costs = side_by_side(*self.measure())
-            self._planners.clear()
-        return self._costs
 
     def measure(self) -> tuple[_native.StageCosts, _native.StageCosts]:
         """(each rank while the others wait, all at once)"""
@@ -289,13 +267,6 @@ class RanksBackend:
 
     def _collect(self, count: int) -> dict[int, list[float]]:
         return dict(self._next(self._replies, "to measure") for _ in range(count))
-
-    def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
-        assert self.head is not None
-        kind, costs = kind_of(schedule, params, oracle), self.costs()
-        if self.head.kind == EAGLE3:  # it never drafts while rows are verified
-            costs = _native.Costs(costs.turns)
-        return self._planners.planner(kind, costs, self.head)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeVar
 
-from ppsd_rt._native import Costs, StageCosts
-from ppsd_rt.pipeline.schedule import LOOKUP, MAX_CHUNK, MAX_ROWS, MOST_LOOKAHEAD, MOST_LOOKUP, PLAIN, Auto, Schedule
+from ppsd_rt.pipeline.schedule import LOOKUP, MAX_CHUNK, MOST_LOOKAHEAD, MOST_LOOKUP, PLAIN, Auto, Schedule
 from ppsd_rt.pipeline.stop_rules import (
     BetaThompson,
     CalibratedThompson,
@@ -128,11 +127,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Case:
-    """believed: what `auto` takes for the costs of the stages. at_once: answers that are decoded side by side."""
+    """at_once: answers that are decoded side by side."""
 
     number: int
     setup: Setup | None
-    believed: Costs
     texts: tuple[Text, ...]
     answers: tuple[Answer, ...]
     at_once: int = 1
@@ -155,7 +153,7 @@ def draw_case(material: Material, seed: int, number: int) -> Case:
         if setup is not None and rng.random() < 0.6:
             longest = max(_most_tokens(texts)) + 64  # a block more than fits in any case
             setup = replace(setup, kv_memory=int(longest * material.row_bytes * (1.5 + rng.expovariate(0.5))))
-    return Case(number, setup, _costs(rng), tuple(texts), tuple(answers), at_once)
+    return Case(number, setup, tuple(texts), tuple(answers), at_once)
 
 
 def _setup(rng: Random, material: Material) -> Setup:
@@ -284,7 +282,7 @@ def draw_schedule(
     recycle = copies and rng.random() < 0.4
     chunk = rng.randint(1, MAX_CHUNK)
     if kind == "auto":
-        return kind, Auto(lookup, siblings and rng.random() < 0.5, recycle)
+        return kind, Auto(lookup, recycle)
     if kind == "plain":
         return kind, PLAIN
     if kind == "lookup":
@@ -311,20 +309,6 @@ def _stop_rule(rng: Random) -> StopRule:
     threshold = round(rng.uniform(0.02, 0.95), 2)
     learning = BetaThompson(), CalibratedThompson(), Survival(threshold), Paying(_long(rng, 1, 10_000) / 1000)
     return rng.choice((FixedLength(), ConfidenceThreshold(threshold), *learning))
-
-
-def _costs(rng: Random) -> Costs:
-    """Any that `auto` might believe: it corrects them by what it measures, and so goes through several schedules."""
-    turns = _stage_costs(rng)
-    return Costs(turns, _stage_costs(rng) if rng.random() < 0.5 else None)
-
-
-def _stage_costs(rng: Random) -> StageCosts:
-    row = 0.001 * rng.uniform(0.2, 2)
-    draft = row * rng.uniform(1, 3)
-    one, slope = row * rng.uniform(1, 6), rng.uniform(0, 0.4)
-    verify = tuple(one * (1 + slope * rows) for rows in range(MAX_ROWS))
-    return StageCosts(row, draft, verify, first_draft=draft * rng.uniform(1, 3))
 
 
 def _long(rng: Random, least: int, most: int) -> int:

@@ -57,8 +57,6 @@ def run_case(case: Case, pair: Pair, tell: Callable[[str], None]) -> Outcome:
     """tell: of every difference, at once."""
     began = perf_counter()
     outcome = Outcome(case.number)
-    if isinstance(pair.tested.backend, CpuBackend) and pair.tested.head is not None:
-        pair.tested.backend.believe(case.believed)
     prompts: list[list[int]] = []
     plain: list[Completion] = []
     for text in case.texts:
@@ -139,7 +137,7 @@ def _dimensions(case: Case, played: Played, pair: Pair, prompt: list[int]) -> li
         ("stop rule", fixed.stop_rule.kind if fixed else "-"),
         ("longest draft", str(fixed.max_chunk) if fixed else "-"),
         ("copies", "yes" if schedule.copies else "no"),
-        ("siblings", "yes" if schedule.siblings and not params.looks_back else "no"),
+        ("siblings", "yes" if fixed and fixed.siblings and not params.looks_back else "no"),
         ("drafts", "exit head's" if answer.acceptance is None else "oracle's"),
         ("sampling", "temperature" if params.temperature else "greedy"),
         *[("filters", name) for name in filters or ["none"]],

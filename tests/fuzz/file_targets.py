@@ -15,7 +15,8 @@ from ppsd_rt.distill.shards import read_shard
 from ppsd_rt.models.chat_template import ChatTemplate
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.tokenizer import load_tokenizer
-from ppsd_rt.planning.planner import costs_here, prior
+from ppsd_rt.planning import learned
+from ppsd_rt.planning.learned import prior
 
 from .command_line import run_main
 from .mutations import (
@@ -31,7 +32,7 @@ from .mutations import (
     texts,
 )
 from .oracle import Fault, judge
-from .place import CORPUS, COSTS, Place, moments
+from .place import CORPUS, Place, learned_of
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, wörld <|im_end|> 1"}]
 Run = Callable[[Place, bytes], str]
@@ -164,19 +165,19 @@ def shard(name: str) -> Run:
     return run
 
 
-def calibration(place: Place, data: bytes) -> str:
-    """No refusal: what is damaged is measured again. The planner must be able to work with what comes of it."""
+def learned_numbers(place: Place, data: bytes) -> str:
+    """No refusal: what is damaged counts for nothing. The policy must be able to begin with what is read."""
     path = place.cache / "damaged" / "one.json"  # a folder of its own: engines of other targets keep theirs beside
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def use() -> None:
-        for _ in range(2):
-            costs = costs_here(path, lambda: COSTS)
-            predictions = [p.tokens_per_second for p in _native.Planner(costs, 0.5, 3, True).predictions()]
-            if not all(0 < speed < float("inf") for speed in predictions):
-                raise Fault("costs with which the planner predicts nothing sensible")
-        if list(path.parent.iterdir()) != [path]:
-            raise Fault("a file was left behind in the cache")
+        alone = _native.testing.Alone(0.3, 0.5)
+        alone.know(learned.read(path))
+        alone.begin()
+        for _ in range(20):
+            drafts = alone.plan().lookahead
+            alone.took("late", drafts + 1, 0.01)
+            alone.learn(drafts, 0)
 
     with place.file(path, data):
         return judge(place.case, use, ())
@@ -263,7 +264,7 @@ TARGETS = {
         _bytes_of(lambda place: place.shards / "states-00000.safetensors"),
         shard("states-00000.safetensors"),
     ),
-    "calibration": (lambda place: json_files([moments(1), moments(3)]), calibration),
+    "learned": (lambda place: json_files([learned_of(20), learned_of(0)]), learned_numbers),
     "importance": (importance_files, importance),
 }
 FILES = set(TARGETS) - {"chat-template"}  # whose inputs are files as they are

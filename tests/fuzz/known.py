@@ -8,10 +8,11 @@ from support import TEMPLATE, VOCAB, tiny_config
 from ppsd_rt.ranks.control import Kind
 
 from .mutations import PIPE, SPECIAL
-from .place import CORPUS, SHAPE, moments
+from .place import CORPUS, SHAPE, learned_of
 from .rank_targets import FACTS, control_message, pack, wire_message
 
 HUGE = 10**400
+LEARNED = len(learned_of(20))
 
 
 def _config(**changes: Any) -> bytes:
@@ -21,14 +22,6 @@ def _config(**changes: Any) -> bytes:
 def _llama3(**changes: float) -> dict[str, Any]:
     good = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
     return {"rope_type": "llama3", **good, **changes}
-
-
-def _moments(**changes: Any) -> bytes:
-    """A calibration cache with these instead of the turns' costs."""
-    damaged = moments(3)
-    for moment in damaged:
-        moment["costs"]["turns"].update(changes)
-    return json.dumps(damaged).encode()
 
 
 def _safetensors(header: str) -> bytes:
@@ -69,12 +62,12 @@ KNOWN: dict[str, list[Any]] = {
     "tokenizer-config": [PIPE, json.dumps({"chat_template": "{{ ''.__class__ }}"}).encode()],
     "chat-template": [TEMPLATE + piece for piece in (CORPUS / "template_pieces.txt").read_text().splitlines()],
     "weights": [_safetensors('{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "a": 1}')],
-    "calibration": [
-        *(_moments(row_step=value) for value in (0, 0.0, "x", None, float("nan"), HUGE, -1.0, True)),
-        *(_moments(verify=value) for value in ([], [1e-3], [0.0] * 16, "abc", None, ["x"] * 16)),
-        _moments(row_step=0.0, draft_step=0.0, plain=0.0, verify=[0.0] * 16),
-        _moments(verify_deeper=[float("nan")] * 16),
-        *(text.encode() for text in (DEEP, "{}", "null", "[1]", "[]", "[{}]", '[{"costs": null}]')),
+    "learned": [
+        *(
+            json.dumps([value] * len(learned_of(20))).encode()
+            for value in (0, "x", None, float("nan"), HUGE, -1.0, True, 1e300)
+        ),
+        *(text.encode() for text in (DEEP, "{}", "null", "[1]", "[]", "[{}]", "3")),
     ],
     "importance": [
         b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(4096)

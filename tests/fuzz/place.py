@@ -2,9 +2,7 @@
 
 import json
 import os
-import random
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -205,7 +203,13 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def moments(count: int) -> list[dict[str, Any]]:
-    """Of calibrations, as the cache keeps them."""
-    generator = random.Random(count)
-    return [{"costs": COSTS.to_dict(), "at": time.time() - generator.random()} for _ in range(count)]
+def learned_of(rounds: int) -> list[float]:
+    """What the policy keeps after so many rounds."""
+    alone = _native.testing.Alone(0.3, 0.5)
+    alone.begin()
+    for _ in range(rounds):
+        drafts = alone.plan().lookahead
+        for kind in ("early", "draft", "late", "choose"):
+            alone.took(kind, drafts + 1, 0.001 * (drafts + 10))
+        alone.learn(drafts, drafts)
+    return alone.learned()

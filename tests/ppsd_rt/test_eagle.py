@@ -8,7 +8,6 @@ from eagle_support import CASES, draft_ids, tensors_of, write_eagle3, write_know
 from safetensors.numpy import load_file, save_file
 from support import slow
 
-from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
@@ -157,12 +156,10 @@ def test_an_embedding_that_is_not_finite(folder, tmp_path):
 
 @pytest.mark.parametrize("stages", [2, 3])
 def test_stages_take_turns(folder, head, stages):
-    """Nothing overlaps with its drafts, so they are those of one stage; whatever costs say of overlap."""
+    """Nothing overlaps with its drafts, so they are those of one stage."""
     one, several = load(folder, head), load(folder, head, stages=stages)
     params, schedule = SamplingParams(max_tokens=20, ignore_eos=True), "eesd:stop_rule=fixed,length=3"
     assert drafts_of(several, PROMPT, params, schedule) == drafts_of(one, PROMPT, params, schedule)
-    turns = StageCosts(1.0, 1.1, (9.0,) * 64)
-    several.backend.believe(Costs(turns, StageCosts(0.1, 0.1, (1.0,) * 64)))
     for schedule in SCHEDULES:
         assert several.generate(PROMPT, params, schedule).run().ids == one.generate(PROMPT, params, "plain").run().ids
     assert several.backend._answers.loop.counts["overlapped"] == 0

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
-from planner_support import equal_stages
+from cost_support import equal_stages
 
 from ppsd_rt import SamplingParams, UsageError
 from ppsd_rt._native import testing

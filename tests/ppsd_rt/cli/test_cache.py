@@ -12,14 +12,14 @@ from ppsd_rt.cli.options import FILES, MODELS
 from ppsd_rt.models.cache import kept_gguf
 
 OURS = {  # of every kind but models
-    "calibration/0123456789abcdef.json": "calibration",
-    "calibration/tmpk3j2h1_x": "calibration",
+    "learned/0123456789abcdef.json": "learned",
+    "learned/tmpk3j2h1_x": "learned",
     "importance/0123456789abcdef-1.npy": "importance",
     "chat/history.txt": "chat",
     "chat/history.json": "chat",  # of earlier versions
     "benchmarks/0123456789abcdef-Q8_0.gguf": "benchmarks",
 }
-NOT_OURS = ("notes.txt", "models/mine/model.safetensors", "check/report.md", "calibration/deeper/one.json")
+NOT_OURS = ("notes.txt", "models/mine/model.safetensors", "check/report.md", "learned/deeper/one.json")
 
 
 class Terminal(io.StringIO):
@@ -59,7 +59,7 @@ def test_it_lists_kinds_and_sizes(folder, model, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == str(folder)
     rows = {line.split()[0]: line.split()[1:] for line in lines[2:-1]}
-    assert (rows["calibration"], rows["importance"]) == (["2", "3.0", "kB"], ["1", "1.5", "kB"])
+    assert (rows["learned"], rows["importance"]) == (["2", "3.0", "kB"], ["1", "1.5", "kB"])
     assert (rows["models"][0], lines[-1].startswith("7 items, ")) == ("1", True)
 
 
@@ -103,7 +103,7 @@ def test_links_lead_to_what_is_not_ours(folder, model, tmp_path):
     (outside / "model" / "ppsd-rt-stamp.json").touch()
     (outside / "one.json").touch()
     (folder / "gguf" / "link").symlink_to(outside / "model")
-    (folder / "calibration" / "link.json").symlink_to(outside / "one.json")
+    (folder / "learned" / "link.json").symlink_to(outside / "one.json")
     (folder / "check").rename(folder / "check-before")
     (folder / "check").symlink_to(outside / "check")
     (model / "deeper").symlink_to(outside)

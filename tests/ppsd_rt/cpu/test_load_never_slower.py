@@ -18,7 +18,7 @@ PASSES = {
 SHARES = {"early": 0.2, "late": 0.64, "choose": 0.16}
 PROMPT = 60  # tokens
 PROMPT_ROWS = 16  # of a round in which others write
-MARGIN, STAKE, MAY_LOSE, HOPE, POOLED = 2.0, 0.5, 0.02, 0.6, 8.0  # as csrc/decoding/policy.h has them
+MARGIN, STAKE, MAY_LOSE, HOPE, POOLED = 1.6, 0.5, 0.02, 0.6, 8.0  # as csrc/decoding/policy.h has them
 
 
 def pass_of(table, rows):

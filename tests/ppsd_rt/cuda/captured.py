@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.cuda import backend as cuda_backend
 from ppsd_rt.cuda import graphs
@@ -115,8 +114,6 @@ def answers(folder):
     engine, few = engine_of(folder), replace(PARAMS, max_tokens=4)
     result = {"plain": answer(engine, "plain", params=few)}
     result["elastic"] = answer(engine, "elastic:first_chunk=1,lookup=1", trace=True, params=few)
-    table = StageCosts(0.1, 0.11, (1.0,) * 16)
-    engine.backend._costs = Costs(table, table)  # measuring takes the interpreter too long; drafting pays by these
     result["auto"] = answer(engine, "auto", params=few)
     result["elastic, serial"] = answer(engine_of(folder, serial=True), "elastic", params=few)
     return result
@@ -128,8 +125,6 @@ def siblings(folder):
     schedules["turns"] = "eesd:length=2,stop_rule=survival=0.001,siblings=0.0001"
     schedules["copies"] = "recycle:lookup=1"
     result = {name: answer(engine, schedule, prompt=prompt) for name, schedule in schedules.items()}
-    table = StageCosts(0.1, 0.11, (1.0,) * 16)
-    engine.backend._costs = Costs(table, None)
     result["auto"] = answer(engine, "auto", prompt=prompt)
     return result
 
@@ -161,8 +156,6 @@ def devices(folder):
     for name, (device, stages, schedule, params) in cases.items():
         options = {"exit_head": head} if name.endswith("feedback") else {}
         engine = engine_of(folder, device=device, stages=stages, **options)
-        table = StageCosts(0.1, 0.11, (1.0,) * 16)
-        engine.backend._costs = Costs(table, table)
         guard.launches.clear()
         result[name] = answer(engine, schedule, trace=schedule == "ppsd", params=params)
         result[name]["devices"] = len(guard.launches)

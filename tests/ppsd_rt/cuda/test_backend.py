@@ -15,7 +15,6 @@ import numpy as np
 from many_support import check_eight
 from support import loud_head, slow, tiny_model, write_model
 
-from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
@@ -23,7 +22,7 @@ from ppsd_rt.find_head import find_head
 from ppsd_rt.generation import Committed
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Drafted
-from ppsd_rt.pipeline.schedule import AUTO, parse_schedule
+from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.state import START
 
@@ -174,19 +173,6 @@ def test_there_are_no_siblings_under_a_penalty_or_an_oracle(engine, plain):
     completion = engine.generate(PROMPT, GREEDY, schedule, options).run()
     assert completion.ids == plain[GREEDY]
     assert (completion.statistics.siblings, completion.statistics.accepted) == (0, 0)
-
-
-def test_auto_has_siblings_where_a_text_can_have_them(engine, monkeypatch):
-    backend, oracle = engine.backend, Oracle((1, 2, 3), 0.5)
-    rows = StageCosts(0.1, 0.11, tuple(0.9 + 0.05 * more for more in range(16)))
-    monkeypatch.setattr(backend, "_costs", Costs(rows, None))
-    assert backend._least_chance(AUTO) == pytest.approx(0.05), "a row, in plain steps"
-    monkeypatch.setattr(backend, "_costs", Costs(StageCosts(0.1, 0.11, (0.9,) * 16), None))
-    assert backend._least_chance(AUTO) == 0.02
-    assert backend._least_chance(replace(AUTO, siblings=False)) == 0.0
-    assert backend._possible(AUTO, GREEDY, None) == AUTO
-    for params, feigned in ((replace(GREEDY, repetition_penalty=1.2), None), (GREEDY, oracle)):
-        assert backend._possible(AUTO, params, feigned) == replace(AUTO, siblings=False)
 
 
 def test_an_oracles_drafts_and_reports_of_them(engine, plain):

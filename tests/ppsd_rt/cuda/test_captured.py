@@ -59,7 +59,7 @@ def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
     assert result["elastic, serial"]["streams"] == 1, "without overlap, one order for all"
     assert result["elastic"]["streams"] == 2
     assert result["elastic"]["judged"] > 0
-    assert result["auto"]["explained"].startswith("acceptance ")
+    assert result["auto"]["explained"].startswith("a plain token takes ")
     tracks = {span[1] for span in result["elastic"]["spans"]}
     assert tracks == {0, 1}
     assert all(begin <= end for _, _, _, begin, end in result["elastic"]["spans"])

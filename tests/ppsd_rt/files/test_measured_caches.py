@@ -1,26 +1,11 @@
-"""What was measured and kept: a damaged file of it means measuring again and writing it anew, without a word."""
+"""What was measured and kept: a damaged file of it counts for nothing and is written anew, without a word."""
 
-import json
 import os
 
 import pytest
 
-from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.files import cache as cache_file
-from ppsd_rt.pipeline.schedule import MAX_ROWS
-from ppsd_rt.planning import planner
-
-NOW = 1_000_000.0
-STAGES = StageCosts(
-    0.1, 0.2, tuple(1.0 + 0.1 * rows for rows in range(MAX_ROWS)), first_draft=0.25, plain=1.1, step_deeper=1e-6
-)
-COSTS = Costs(STAGES, STAGES)
-MEASURED = Costs(STAGES.replace(plain=1.2), STAGES)
-
-
-def entry(costs, at):
-    """Of a file, as costs_here writes it."""
-    return {"costs": costs.to_dict(), "at": at}
+from ppsd_rt.planning import learned
 
 
 def write_bytes(content):
@@ -44,56 +29,36 @@ NO_JSON = {
     "empty": b"",
     "zeros": bytes(4096),
     "bytes": bytes(range(128, 256)),
-    "cut": json.dumps([entry(COSTS, NOW)]).encode()[:-100],
+    "cut": b"[1.5, 0.0",
 }
 
 
-def good_entry():
-    return json.loads(json.dumps(entry(COSTS, NOW - 1)))
+GOOD = [1.5, 0.0, 3.0]
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    monkeypatch.setattr("time.time", lambda: NOW)
-
-
-def measured_again(path):
-    """Whether the file counts for nothing; if so, that it is whole afterwards."""
-    calls = []
-    planner.costs_here(path, lambda: calls.append(1) or MEASURED)
-    kept = json.loads(path.read_text())
-    assert kept[-1] == json.loads(json.dumps(entry(MEASURED, NOW)))
-    return len(calls) == 1 and len(kept) == 1
-
-
-def test_a_good_entry_counts(tmp_path, clock):
-    path = tmp_path / "costs"
-    path.write_text(json.dumps([good_entry()]))
-    assert not measured_again(path)
+def test_good_numbers_are_read_as_they_were_written(tmp_path):
+    learned.write(tmp_path / "a" / "learned", GOOD)
+    assert learned.read(tmp_path / "a" / "learned") == GOOD
+    learned.write(tmp_path / "b" / "learned", [])  # nothing has been decoded
+    assert not (tmp_path / "b").exists()
 
 
 @pytest.mark.parametrize("damage", [*NO_FILE, *NO_JSON])
-def test_calibrations_that_cannot_be_read(tmp_path, clock, damage):
-    path = tmp_path / "costs"
+def test_numbers_that_cannot_be_read(tmp_path, damage):
+    """Count for nothing, and are written anew."""
+    path = tmp_path / "learned"
     NO_FILE.get(damage, write_bytes(NO_JSON.get(damage)))(path)
-    assert measured_again(path)
-    assert [child.name for child in tmp_path.iterdir() if child.name != "nowhere"] == ["costs"]
+    assert learned.read(path) == []
+    learned.write(path, GOOD)
+    assert learned.read(path) == GOOD
+    assert [child.name for child in tmp_path.iterdir() if child.name != "nowhere"] == ["learned"]
 
 
-def test_of_moments_with_nothing_in_common_the_newest_counts(tmp_path, clock):
-    """Each could be, but not a step that takes a 10^15th of the plain token of the one, in the other."""
-    odd = Costs(STAGES.replace(row_step=1e-12, plain=3600.0))
-    tiny = Costs(STAGES.replace(row_step=1e-12, plain=1e-12))
-    path = tmp_path / "costs"
-    path.write_text(json.dumps([entry(odd, NOW)]))
-    assert planner.costs_here(path, lambda: tiny) == tiny
-
-
-def test_a_folder_that_is_not_empty_stays(tmp_path, clock):
-    full_directory(tmp_path / "costs")
-    for _ in range(2):
-        assert planner.costs_here(tmp_path / "costs", lambda: MEASURED).turns.plain == MEASURED.turns.plain
-    assert [child.name for child in tmp_path.iterdir()] == ["costs"]
+def test_a_folder_that_is_not_empty_stays(tmp_path):
+    full_directory(tmp_path / "learned")
+    learned.write(tmp_path / "learned", GOOD)
+    assert learned.read(tmp_path / "learned") == []
+    assert [child.name for child in tmp_path.iterdir()] == ["learned"]
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -3,9 +3,9 @@
 from itertools import pairwise
 
 import pytest
+from cost_support import equal_stages, stage_costs, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_support import equal_stages, stage_costs, table
 from toys import schedules
 
 from ppsd_rt._native import testing

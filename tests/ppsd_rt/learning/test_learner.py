@@ -236,7 +236,7 @@ def test_answers_are_exact_over_swaps_under_load(folder, heads, checkpoint, tmp_
 def test_a_learned_head_comes_into_use_between_answers(beside, heads, checkpoint, folder):
     engine, kept = beside.learner._engine(), beside.learner.kept.folder
     engine.generate("Why?", PARAMS).run()
-    memory, costs = engine.backend._ngrams, engine.backend._costs
+    memory = engine.backend._ngrams
     answer = engine.generate("Why?", PARAMS)
     next(answer)
     use(kept, heads[1], checkpoint, heads[0])
@@ -248,7 +248,7 @@ def test_a_learned_head_comes_into_use_between_answers(beside, heads, checkpoint
     now = engine.head
     beside.after(1)
     assert engine.head is now, "once"
-    assert engine.backend._ngrams is memory and engine.backend._costs is costs
+    assert engine.backend._ngrams is memory
     LearnedHeads(kept, str(heads[0]), checkpoint).back()
     beside.after(1)
     assert engine.head is not now and beside.learner.heads.names == []

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import scipy
 import torch
+from cost_support import stage_costs, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_support import stage_costs, table
 from sampler_twin import confidence
 from toys import PROMPT, VOCAB, blurred, hashed_logits, schedules
 

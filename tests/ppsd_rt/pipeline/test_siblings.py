@@ -6,8 +6,7 @@ import pytest
 import torch
 from support import loud_head, slow, write_model
 
-from ppsd_rt import Engine, SamplingParams, _native
-from ppsd_rt._native import testing
+from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.generation import Committed
 from ppsd_rt.models.checkpoint import Checkpoint
@@ -136,53 +135,6 @@ def test_what_a_repetition_penalty_has_seen_is_one_text(engine):
     again = engine.generate(longer, params, SCHEDULE).run()
     engine.generate("zzz", free(SamplingParams(), 1), "plain").run()
     assert again.ids == engine.generate(longer, params, "plain").run().ids
-
-
-def test_auto_uses_them_unless_it_is_told_not_to(folder):
-    engine = load(folder, dtype="int8")
-    engine.backend._costs = _native.Costs(stages(), None)
-    params = free(SamplingParams(), 200)
-    plain = engine.generate("abc", params, "plain").run()
-    completion = engine.generate("abc", params, "auto").run()
-    assert completion.ids == plain.ids
-    assert completion.statistics.siblings > 0
-    for schedule in ("auto:siblings=off", "auto:lookup=0,siblings=off"):
-        assert engine.generate("abc", params, schedule).run().statistics.siblings == 0
-    penalised = replace(params, repetition_penalty=1.2)
-    assert engine.generate("abc", penalised, "auto").run().statistics.siblings == 0
-
-
-# -- the planner -------------------------------------------------------------------------------------------------------
-
-
-def stages(draft=0.1, row=0.02):
-    verify = tuple(1.0 + row * more for more in range(16))
-    return _native.StageCosts(0.05, 0.05 + draft, verify)
-
-
-def test_a_sibling_must_be_worth_its_row():
-    cheap = _native.Planner(_native.Costs(stages(row=0.02), None), 0.7, siblings=True)
-    dear = _native.Planner(_native.Costs(stages(row=0.1), None), 0.7, siblings=True)
-    never = _native.Planner(_native.Costs(stages(row=0.02), None), 0.7)
-    for plan in (cheap, dear, never):
-        testing.after(plan, committed=20, judged=0, accepted=0, seconds=1.05)  # what drafts may cost is earned first
-    assert 0.02 <= testing.schedule(cheap).siblings < testing.schedule(dear).siblings < 0.4
-    assert testing.schedule(never) == replace(testing.schedule(cheap), siblings=0.0)
-
-
-def test_rescues_make_drafting_faster_and_are_no_drafts():
-    plan = _native.Planner(_native.Costs(stages(), None), 0.6, siblings=True)
-    before = testing.predict(plan, "turns", 4, 0.6)
-    round_seconds = 4 * 0.15 + 0.05 + 1.0 + 0.02 * 6  # four drafts, two siblings
-    for _ in range(40):
-        testing.after(
-            plan, committed=4, judged=3, accepted=2, seconds=round_seconds - 0.15 - 0.02, siblings=2, rescued=True
-        )
-    measured = plan.measured().values()
-    assert (sum(m.rounds for m in measured), sum(m.tokens for m in measured)) == (40, 160)
-    predicted = sum(m.predicted_seconds for m in measured)
-    assert sum(m.seconds for m in measured) == pytest.approx(predicted, rel=0.05), "a sibling costs a row, not a step"
-    assert testing.predict(plan, "turns", 4, 0.6) > 1.1 * before
 
 
 # -- what users write and read -----------------------------------------------------------------------------------------

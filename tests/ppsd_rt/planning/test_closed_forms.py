@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from cost_support import equal_stages, stage_costs, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_support import equal_stages, stage_costs, table
 from support import slow
 
 from ppsd_rt.lab.simulate import simulate

@@ -1,12 +1,9 @@
-"""What ranks fill the planner's table with, and what it makes of several stages."""
+"""What ranks fill a table of costs with."""
 
 import pytest
-from planner_support import World
 
-from ppsd_rt import _native
-from ppsd_rt._native import Costs, StageCosts, testing
-from ppsd_rt.lab.simulate import simulate
-from ppsd_rt.pipeline.schedule import MAX_ROWS, parse_schedule
+from ppsd_rt._native import StageCosts
+from ppsd_rt.pipeline.schedule import MAX_ROWS
 from ppsd_rt.ranks.costs import displacer, side_by_side, time_drafts, time_passes
 
 
@@ -15,24 +12,6 @@ def flat(seconds):
 
 
 EVEN = StageCosts(1.0, 1.1, (flat(1.0), flat(1.0), flat(1.0)), links=0.05)
-ONE_DEVICE = StageCosts(1.0, 1.9, (flat(9.0),), links=0.05)  # an early exit with a heavy head
-
-
-@pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.9])
-@pytest.mark.parametrize("stages", [EVEN, ONE_DEVICE], ids=["even", "uneven"])
-def test_of_overlapped_schedules_the_best_is_foreseen(stages, acceptance):
-    """Over ranks `ppsd` and other first chunks stand beside `elastic`."""
-    names = ("ppsd", *(f"elastic:first_chunk={first}" for first in (0, 1, 2, 4)))
-    best = max(simulate(parse_schedule(name), stages, acceptance, 1500).tokens_per_second for name in names)
-    foreseen = testing.predict(_native.Planner(side_by_side(stages, stages), acceptance), "overlap", 0, acceptance)
-    assert foreseen == pytest.approx(best, rel=0.06)  # of 96 tokens
-
-
-def test_a_useless_head_means_plain_decoding_with_few_tries():
-    costs = Costs(ONE_DEVICE)
-    world = World(_native.Planner(costs, 0.0), costs, 0.0)
-    world.decode(400)
-    assert 0 < 400 - world.plain_rounds < 20
 
 
 def test_interference_is_what_working_side_by_side_adds():
