@@ -63,6 +63,10 @@ class SelfText:
             self.sampler.step()
             self.slots = [self._go_on(*slot) if slot[1].over else slot for slot in self.slots]
             yield min(done + self.sampler.stride, steps) * len(self.slots)
+        self.end()
+
+    def end(self) -> None:
+        """Answers are taken as far as they are."""
         self.sampler.stop()
         for conversation, text in self.slots:
             if conversation.answer and text.written:

@@ -226,7 +226,7 @@ def _write_in_worker(number: int) -> None:
 def _write_shard(plan: Plan, number: int, samplers: Samplers) -> Generator[int, None, None]:
     """Sample one shard (slots * STEPS tokens), or what is left of it, and save it; yields the tokens so far.
 
-    Where it is cut off, the texts that have ended are saved.
+    Where it is cut off, the texts that there are by then are saved.
     """
     begun, path = plan.begun(number), shard_path(plan.folder, number)
     seed = plan.seed * 1_000_003 + number + (begun << 40)
@@ -239,6 +239,7 @@ def _write_shard(plan: Plan, number: int, samplers: Samplers) -> Generator[int, 
             done = tokens // plan.slots_of(number)
             yield tokens
     except (GeneratorExit, KeyboardInterrupt):
+        generated.end()
         if generated.finished:
             _save(path.with_stem(f"{path.stem}-{begun + done}"), plan, generated.finished)
         raise

@@ -385,7 +385,7 @@ def test_texts_that_have_ended_are_kept_when_sampling_is_cut_off(job):
     assert kept and steps == 590 - 300 and again.plan.there == 16 * 590
     assert play(again.sample()).done == 16 * 900
     texts = shards.read_shard(again.folder, 1)
-    assert len(texts) > len(kept)
+    assert len(texts) >= len(kept) > 10
     assert all(torch.equal(one.ids, other.ids) for one, other in zip(kept, texts, strict=False))
     assert all(2 in text.states for text in texts)
 
