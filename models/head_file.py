@@ -226,9 +226,9 @@ def read_info(path: Path) -> HeadInfo:
         objects = {name: parse_json(raw[name]) for name in ("recipe", "acceptance")}
         if not all(isinstance(value, dict) for value in objects.values()):
             raise ValueError("recipe and acceptance are JSON objects")
-        sizes: dict[str, Any] = {name: int(raw.get(name, "0")) for name in ("intermediate_size", "feedback_rank")}
-        named = raw["kind"], int(raw["exit_layer"]), raw["model"], raw["model_hash"]
-        return HeadInfo(*named, **objects, **sizes, sample=raw.get("sample", ""))
+        more: dict[str, Any] = {name: int(raw.get(name, "0")) for name in ("intermediate_size", "feedback_rank")}
+        more["sample"] = raw.get("sample", "")
+        return HeadInfo(raw["kind"], int(raw["exit_layer"]), raw["model"], raw["model_hash"], **objects, **more)
     except (KeyError, ValueError) as error:
         raise PpsdError(
             f"{path}: the exit head's metadata is damaged ({one_line(error)}); fetch or train it again"

@@ -273,7 +273,7 @@ class Engine:
         template = self.tokenizer.chat_template
         for number, message in enumerate(messages, 1):
             role = message.get("role") if isinstance(message, Mapping) else None
-            if isinstance(role, str) and role not in ROLES and role not in (template.source if template else ""):
+            if isinstance(role, str) and role not in ROLES and role not in (template.every_source if template else ""):
                 raise UsageError(f"message {number} has the role {quoted(role)}, and not one of {', '.join(ROLES)}")
 
     def chat(

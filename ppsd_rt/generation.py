@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from logging import getLogger
 from threading import RLock
@@ -70,7 +70,7 @@ class Completion:
     logprobs: tuple[Logprob, ...] = ()
     seed: int | None = None
     stop: str | None = None
-    message: Mapping[str, Any] | None = None
+    message: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Keeper(Protocol):

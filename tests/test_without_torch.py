@@ -68,7 +68,6 @@ def test_the_cpu_backend_needs_no_torch_and_what_does_says_so(folder, tmp_path):
         ["info", *model, "--dtype", "int4"],
         ["heads", str(head), *model],
         ["check", *model, "--limit", "1", "--max-tokens", "2", "--schedule", "eesd", "--exit-head", str(head)],
-        ["check", *model, "--tokens", "20"],
         ["hi", *model, "--exit-head", str(head), "--max-tokens", "2", "--trace", str(tmp_path / "trace.json")],
         ["--chat", *model, "--max-tokens", "2"],
         ["cache"],

@@ -72,7 +72,7 @@ COMMANDS = {
     ),
     "pull": Command(
         "fetch a model into the cache",
-        ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct", "ppsd-run pull org/name:Q4_K_M"),
+        ("ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct", "ppsd-run pull org/name:Q4_K_M"),
         "cli.cache:pull",
     ),
     "distill": Command(

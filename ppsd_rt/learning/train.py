@@ -106,12 +106,14 @@ class Learning:
             path = self.heads.new_path()
             facts = {"kept_answers": round(self.outcome.after, 4), "kept_answers_before": round(self.outcome.before, 4)}
             recipe = {**before.info.recipe, "learned_tokens": tokens}
-            model = {
-                "model": self.checkpoint.name,
-                "model_hash": self.checkpoint.hash,
-                "sample": self.checkpoint.sample,
-            }
-            new.info = replace(before.info, **model, recipe=recipe, acceptance={**before.info.acceptance, **facts})
+            new.info = replace(
+                before.info,
+                model=self.checkpoint.name,
+                model_hash=self.checkpoint.hash,
+                sample=self.checkpoint.sample,
+                recipe=recipe,
+                acceptance={**before.info.acceptance, **facts},
+            )
             new.save(path, torch.int8, None, before.successors)
         self.heads.trained(place, self.outcome, path)
 

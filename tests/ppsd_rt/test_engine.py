@@ -86,7 +86,7 @@ def test_roles_are_those_of_the_server_and_of_the_template(either, monkeypatch):
         with pytest.raises(UsageError, match="message 1 has the role 'robot', and not one of system, developer, user"):
             begin([{"role": "robot", "content": "hi"}])
     template = either.tokenizer.chat_template
-    monkeypatch.setattr(template, "source", template.source + "{# robot #}")
+    monkeypatch.setitem(template.sources, "default", template.source + "{# robot #}")
     assert either.encode([{"role": "robot", "content": "hi"}])
 
 
