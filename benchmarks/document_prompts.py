@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppsd_rt.lab.cli.prompt_files import read_prompts
+from ppsd_rt.bench.cli.prompt_files import read_prompts
 
 SOURCES = Path(__file__).with_name("document_sources.json")
 STARTERS = Path(__file__).parents[1] / "ppsd_rt" / "data" / "starters.json"

@@ -35,8 +35,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ppsd_rt.bench.cli.bench import run_facts
 from ppsd_rt.cli.common import print_json
-from ppsd_rt.lab.cli.bench import run_facts
 from ppsd_rt.models.resolve import resolve_model
 
 PATIENCE = 300.0  # seconds for an engine to come back, and for an answer to end

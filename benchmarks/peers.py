@@ -31,13 +31,13 @@ from llama_library import QUANTIZED, find_library, quantize
 from peer_worker import LLAMA_SERVER, PEERS
 
 from ppsd_rt import _native
+from ppsd_rt.bench.cli.bench import evaluation_text, print_report, run_facts
+from ppsd_rt.bench.cli.eval import COLUMNS as EVALUATION_COLUMNS
+from ppsd_rt.bench.cli.eval import evaluate, windows
+from ppsd_rt.bench.cli.options import list_of, positive
+from ppsd_rt.bench.report import Report, columns, medians
+from ppsd_rt.bench.spread import Bandwidth, Spread, take_turns
 from ppsd_rt.cli.progress import progress_bar
-from ppsd_rt.lab.bench.report import Report, columns, medians
-from ppsd_rt.lab.bench.spread import Bandwidth, Spread, take_turns
-from ppsd_rt.lab.cli.bench import evaluation_text, print_report, run_facts
-from ppsd_rt.lab.cli.eval import COLUMNS as EVALUATION_COLUMNS
-from ppsd_rt.lab.cli.eval import evaluate, windows
-from ppsd_rt.lab.cli.options import list_of, positive
 from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.files import is_gguf

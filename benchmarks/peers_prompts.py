@@ -21,12 +21,12 @@ from typing import Any
 from peers import Worker, at_hand, common_arguments, engine_and_format, model_for, parse, print_with_summary
 
 from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt.bench.cli.bench import run_facts
+from ppsd_rt.bench.cli.options import list_of, positive
+from ppsd_rt.bench.cli.prompt_files import first_of_each_family, read_prompts
+from ppsd_rt.bench.report import Report, columns, medians
+from ppsd_rt.bench.spread import Spread, take_turns
 from ppsd_rt.cli.progress import progress_bar
-from ppsd_rt.lab.bench.report import Report, columns, medians
-from ppsd_rt.lab.bench.spread import Spread, take_turns
-from ppsd_rt.lab.cli.bench import run_facts
-from ppsd_rt.lab.cli.options import list_of, positive
-from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
 
 ENGINES = "ppsd-rt:int8+auto,ppsd-rt:int8,llama.cpp:Q8_0,llama.cpp:IQ4_NL"
 

@@ -27,10 +27,10 @@ from typing import Any
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt._native import StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
+from ppsd_rt.bench.cli.options import list_of
+from ppsd_rt.bench.cli.prompt_files import first_of_each_family, read_prompts
+from ppsd_rt.bench.simulate import simulate
 from ppsd_rt.cli.info import machine
-from ppsd_rt.lab.cli.options import list_of
-from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
-from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadInfo, save_head
 from ppsd_rt.models.resolve import resolve_model

@@ -42,13 +42,13 @@ from peer_worker import LLAMA_SERVER as SERVER
 from peers import FILE, model_for, print_with_summary
 
 from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt.bench.cli.bench import run_facts
+from ppsd_rt.bench.cli.options import list_of, positive
+from ppsd_rt.bench.cli.prompt_files import read_prompts
+from ppsd_rt.bench.report import Report, columns, medians
+from ppsd_rt.bench.spread import Spread, take_turns
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.generation import Committed
-from ppsd_rt.lab.bench.report import Report, columns, medians
-from ppsd_rt.lab.bench.spread import Spread, take_turns
-from ppsd_rt.lab.cli.bench import run_facts
-from ppsd_rt.lab.cli.options import list_of, positive
-from ppsd_rt.lab.cli.prompt_files import read_prompts
 
 # The same prompts come again with every repeat: what `recycle` counted in the first would answer the second.
 AUTO = "auto:recycle=off"

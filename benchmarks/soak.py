@@ -30,11 +30,11 @@ from typing import Any
 import httpx2
 from serve import Served
 
+from ppsd_rt.bench.cli.bench import run_facts
+from ppsd_rt.bench.cli.options import positive
+from ppsd_rt.bench.cli.prompt_files import read_prompts
 from ppsd_rt.cli.common import print_json
 from ppsd_rt.cli.progress import progress_bar
-from ppsd_rt.lab.cli.bench import run_facts
-from ppsd_rt.lab.cli.options import positive
-from ppsd_rt.lab.cli.prompt_files import read_prompts
 
 FILL = 300  # grammars: more than the server keeps
 GROWTH = 0.02  # of the server's memory, that is taken for none

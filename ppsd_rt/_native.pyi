@@ -222,7 +222,7 @@ class Loop:
     counts: Final[dict[str, int]]  # draft_seconds: a float
 
 class StageCosts:
-    """Seconds of draft steps, verification passes and messages, after CONTEXT rows of text; see csrc/pipeline/costs.h.
+    """Seconds of draft steps, verification passes and messages, after CONTEXT rows of text; see csrc/core/costs.h.
 
     row_step: a row through the early layers, or a table by the number of rows; draft_step: a row and the exit head.
     verify: of each verification stage, or of the one there is, passes over 1 to 16 (at most 64) rows.

@@ -1,4 +1,4 @@
-"""The readable twin of csrc/pipeline/noise.h and triton_kernels/noise.py: noise that depends on its place alone.
+"""The readable twin of csrc/core/noise.h and triton_kernels/noise.py: noise that depends on its place alone.
 
 Draft and verification must see the same noise for the same token at the same position (shared-noise coupling, Daliri
 et al., arXiv 2408.07978), whatever the order and the number of rows they are computed in. So there is no generator

@@ -9,8 +9,8 @@ import torch
 from support import slow
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt.lab.cli.check import SAMPLINGS, SCHEDULES
-from ppsd_rt.lab.cli.prompt_files import read_prompts
+from ppsd_rt.bench.cli.check import SAMPLINGS, SCHEDULES
+from ppsd_rt.bench.cli.prompt_files import read_prompts
 from ppsd_rt.pipeline.schedule import parse_schedule
 
 PROMPTS = read_prompts(None)

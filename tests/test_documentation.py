@@ -11,10 +11,10 @@ import pytest
 from support import write_model
 
 from ppsd_rt import _native
+from ppsd_rt.bench.cli.check import SCHEDULES
 from ppsd_rt.cli.commands import COMMANDS
 from ppsd_rt.cli.parser import _build, parse
 from ppsd_rt.cpu.answers import MOST_ANSWERS
-from ppsd_rt.lab.cli.check import SCHEDULES
 from ppsd_rt.models.checkpoint import read_metadata
 from ppsd_rt.sampling.grammar_worker import MEMORY, SECONDS
 
@@ -42,7 +42,7 @@ NAMED = re.compile(r"`_?([A-Za-z_][\w:.]*)`,? (?:of|in) `((?:[\w.-]+/)+[\w.-]+\.
 CONSTANT = re.compile(r"^\| `(\w+)`(?:, `(\w+)`)? \| ([\d.]+)(?:, (\d+))? \|", re.MULTILINE)
 FOREIGN = {"--address", "--check", "--max-restarts", "--model_args", "--nproc-per-node"}  # other programs' options
 GONE = {"--cluster"}  # of which history tells
-WIRE = int(re.findall(r"kWireVersion = (\d+);", (ROOT / "csrc/pipeline/wire.h").read_text())[0])
+WIRE = int(re.findall(r"kWireVersion = (\d+);", (ROOT / "csrc/stages/wire.h").read_text())[0])
 LIMITS = {  # what a page says: the constant that makes it true
     ("docs/design/overview.md", r"answers at once \| up to (\d+) \|"): MOST_ANSWERS,
     ("docs/guide/python.md", r"decodes up to (\d+) answers side by side"): MOST_ANSWERS,
@@ -50,7 +50,7 @@ LIMITS = {  # what a page says: the constant that makes it true
     ("docs/guide/python.md", r"more than (\d+) s of processor time"): SECONDS,
     ("docs/guide/serve.md", r"Its limits are (\d+) s of processor time"): SECONDS,
     ("docs/guide/serve.md", r"of processor time, (\d+) MiB"): MEMORY >> 20,
-    ("docs/design/pipeline-protocol.md", r"`csrc/pipeline/wire.h`, version (\d+)"): WIRE,
+    ("docs/design/pipeline-protocol.md", r"`csrc/stages/wire.h`, version (\d+)"): WIRE,
     ("docs/design/kernels.md", r"A pass takes up to (\d+) rows"): _native.PASS_ROWS,
 }
 
@@ -172,7 +172,7 @@ def test_constants_are_those_of_the_code():
     said = {}
     for first, second, value, other in CONSTANT.findall(page):
         said |= {first: float(value)} | ({second: float(other)} if second else {})
-    header = (ROOT / "csrc/decoding/policy.h").read_text(encoding="utf-8")
+    header = (ROOT / "csrc/loop/policy.h").read_text(encoding="utf-8")
     tuning = header.split("struct DraftTuning")[1].split("};")[0]
     tuned = dict(re.findall(r"(?:double |int |, )(\w+) = ([\d.]+)[,;]", tuning.replace(", sure", "; double sure")))
     assert said == {name: float(value) for name, value in tuned.items()}

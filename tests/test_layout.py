@@ -50,13 +50,13 @@ def test_the_models_know_nothing_of_what_runs_them():
     assert {name.split(".")[0] for name in found} <= {"models", "errors", "extras", "printable", "arguments", "files"}
 
 
-def test_the_product_imports_nothing_of_the_lab():
+def test_the_product_imports_nothing_of_the_bench():
     """`ppsd_rt/cli/commands.py` names its commands; nothing else knows of it."""
     found = {
-        module: [name for name in names if name.split(".")[0] == "lab"]
+        module: [name for name in names if name.split(".")[0] == "bench"]
         for module, names in graph().items()
-        if module.split(".")[0] != "lab"
+        if module.split(".")[0] != "bench"
     }
     assert not {module: names for module, names in found.items() if names}
-    product = [path for path in (ROOT / "ppsd_rt").rglob("*.py") if "lab" not in path.parts]
-    assert [path.name for path in product if '"lab.' in path.read_text(encoding="utf-8")] == ["commands.py"]
+    product = [path for path in (ROOT / "ppsd_rt").rglob("*.py") if "bench" not in path.parts]
+    assert [path.name for path in product if '"bench.' in path.read_text(encoding="utf-8")] == ["commands.py"]

@@ -1,4 +1,4 @@
-"""Gumbel noise keyed by (seed, position, token id): the device's csrc/pipeline/noise.h.
+"""Gumbel noise keyed by (seed, position, token id): the device's csrc/core/noise.h.
 
 `uniform` gives the CPU's numbers to the bit. The logarithm is ours (Cephes, as in csrc/cpu/kernels/vector_math.h): the
 GPU's own fast one loses the digits of numbers near 1, and the interpreter has no other.
@@ -20,7 +20,7 @@ def uniform(seed_low, seed_high, position, ids):
 
 @triton.jit
 def coin_word(seed_low, seed_high, position):
-    """uint32, one for a position: what oracles toss (`coin` of csrc/pipeline/noise.h, its first word)."""
+    """uint32, one for a position: what oracles toss (`coin` of csrc/core/noise.h, its first word)."""
     zero = position.to(tl.uint32) * 0
     words, _, _, _ = tl.philox_impl(zero, position.to(tl.uint32), zero + 2, zero, seed_low + zero, seed_high + zero)
     return words

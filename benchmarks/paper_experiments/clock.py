@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt.lab.bench.generate import Answers, Workload, measure_generation
-from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
+from ppsd_rt.bench.cli.prompt_files import first_of_each_family, read_prompts
+from ppsd_rt.bench.generate import Answers, Workload, measure_generation
 from ppsd_rt.pipeline.schedule import parse_schedule
 
 from .experiment import Experiment, Found, Parts, markdown

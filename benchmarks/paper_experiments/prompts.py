@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
-from ppsd_rt.lab.simulate import costs_of_stages, growth, simulate
+from ppsd_rt.bench.cli.prompt_files import first_of_each_family, read_prompts
+from ppsd_rt.bench.simulate import costs_of_stages, growth, simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
 
 from .experiment import Experiment, Found, Parts, given, interval, markdown

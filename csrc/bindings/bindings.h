@@ -7,11 +7,11 @@
 #include <optional>
 #include <variant>
 
-#include "../decoding/engine.h"
-#include "../decoding/loop_thread.h"
-#include "../decoding/alone.h"
-#include "../pipeline/simulated.h"
-#include "../pipeline/thread.h"
+#include "../loop/engine.h"
+#include "../loop/loop_thread.h"
+#include "../loop/alone.h"
+#include "../core/simulated.h"
+#include "../core/thread.h"
 #include "values.h"
 
 namespace ppsd::bindings {

@@ -10,7 +10,7 @@
 #include "../cpu/cores.h"
 #include "../cpu/half.h"
 #include "../cpu/measure.h"
-#include "../decoding/calibrate.h"
+#include "../loop/calibrate.h"
 
 namespace py = pybind11;
 using namespace ppsd;

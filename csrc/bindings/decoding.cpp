@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "../decoding/text_stages.h"
+#include "../loop/text_stages.h"
 #include "bindings.h"
 
 namespace py = pybind11;

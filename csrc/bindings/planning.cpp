@@ -8,7 +8,7 @@
 #include <limits>
 #include <map>
 
-#include "../pipeline/simulated.h"
+#include "../core/simulated.h"
 
 namespace py = pybind11;
 using namespace ppsd;

@@ -5,8 +5,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include "../decoding/calibrate.h"
-#include "../decoding/ranks.h"
+#include "../loop/calibrate.h"
+#include "../stages/ranks.h"
 
 namespace py = pybind11;
 using namespace ppsd;

@@ -8,8 +8,8 @@
 
 #include "../cpu/model.h"
 #include "../cpu/sampler.h"
-#include "../pipeline/carrier.h"
-#include "../pipeline/oracle.h"
+#include "../core/carrier.h"
+#include "../core/oracle.h"
 
 namespace ppsd::bindings {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "../pipeline/protocol.h"
+#include "../core/protocol.h"
 #include "model.h"
 #include "sampler.h"
 

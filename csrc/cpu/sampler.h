@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "../pipeline/protocol.h"
+#include "../core/protocol.h"
 #include "draft_vocabulary.h"
 
 namespace ppsd {

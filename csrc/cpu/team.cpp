@@ -13,7 +13,7 @@
 #include <unistd.h>
 #endif
 
-#include "../pipeline/spin_pause.h"
+#include "../core/spin_pause.h"
 #include "cores.h"
 
 namespace ppsd {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "../pipeline/thread.h"
+#include "../core/thread.h"
 
 namespace ppsd {
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "../pipeline/spin_pause.h"
+#include "../core/spin_pause.h"
 
 namespace ppsd::cuda {
 namespace {

@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include "../pipeline/carrier.h"
+#include "../core/carrier.h"
 #include "lanes.h"
 #include "plan.h"
 #include "record.h"

@@ -1,6 +1,6 @@
 // What to launch next on a GPU, and what its verdicts mean: the scheduler of captured stages.
 //
-// On a CPU the scheduler (csrc/pipeline/scheduler.h) hands out every draft step and every chunk, and waits for what comes
+// On a CPU the scheduler (csrc/core/scheduler.h) hands out every draft step and every chunk, and waits for what comes
 // back. On a GPU that would cost a round trip each. There the draft tokens, the rows of a pass, the rolling back and the
 // epoch live in device memory (triton_kernels/verdict.py), and a launch takes what stands there when it begins; so
 // launches can be queued before anything is known of the ones before them. The plan decides their order and number:
@@ -13,7 +13,7 @@
 //   queued as soon as a verification stage is free for it: after the first draft step that surely gives it a row, or
 //   after as many as the schedule wants to wait for. After a rejection that is a step that surely began after it.
 //
-// Copies (csrc/pipeline/ngrams.h): what may be drafted without the exit head is decided here, on the text
+// Copies (csrc/core/ngrams.h): what may be drafted without the exit head is decided here, on the text
 // that verdicts have told, and offered to the device, which takes it when a draft step or a row begins: as far as the
 // text there agrees, and as far as there is room. An offer that comes late, or half, is only a draft that is missing or
 // wrong. So that it need not come late, no round is queued ahead of the verdict while the text repeats itself.
@@ -31,10 +31,10 @@
 #include <utility>
 #include <vector>
 
-#include "../pipeline/committed_text.h"
-#include "../pipeline/protocol.h"
-#include "../pipeline/schedule.h"
-#include "../pipeline/ngrams.h"
+#include "../core/committed_text.h"
+#include "../core/protocol.h"
+#include "../core/schedule.h"
+#include "../core/ngrams.h"
 
 namespace ppsd::cuda {
 

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "../pipeline/schedule.h"
+#include "../core/schedule.h"
 #include "plan.h"
 
 namespace ppsd::cuda {

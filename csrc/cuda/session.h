@@ -4,9 +4,9 @@
 #include <memory>
 #include <mutex>
 
-#include "../pipeline/event_queue.h"
-#include "../decoding/alone.h"
-#include "../pipeline/thread.h"
+#include "../core/event_queue.h"
+#include "../loop/alone.h"
+#include "../core/thread.h"
 #include "carrier.h"
 
 namespace ppsd::cuda {

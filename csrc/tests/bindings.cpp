@@ -12,9 +12,9 @@
 
 #include "../cpu/checkpoint.h"
 #include "../cpu/team.h"
-#include "../decoding/calibrate.h"
-#include "../decoding/policy.h"
-#include "../pipeline/noise.h"
+#include "../loop/calibrate.h"
+#include "../loop/policy.h"
+#include "../core/noise.h"
 
 namespace py = pybind11;
 using namespace ppsd;
@@ -226,7 +226,7 @@ void bind(py::module_& m) {
   m.def("let_threads_start", &let_threads_start, py::arg("count"));
   m.def("worker_set", &worker_set, py::arg("size"), py::arg("pinnable"), py::arg("seconds"), py::arg("lost"),
         py::arg("room"));
-  py::class_<Controller>(m, "StopRule", "A stop rule of csrc/pipeline/stop_rules.cpp at work.")
+  py::class_<Controller>(m, "StopRule", "A stop rule of csrc/core/stop_rules.cpp at work.")
       .def(py::init([](const Schedule& schedule, uint64_t seed) { return Controller::make(schedule.stop_rule, seed); }))
       .def("stop", &Controller::stop)
       .def("stop_copying", &Controller::stop_copying)

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "../pipeline/carrier.h"
+#include "../core/carrier.h"
 
 namespace ppsd::test {
 

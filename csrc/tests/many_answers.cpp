@@ -3,10 +3,10 @@
 #include <deque>
 #include <memory>
 
-#include "../decoding/loop_thread.h"
-#include "../decoding/pass_stage.h"
-#include "../decoding/pass_station.h"
-#include "../decoding/text_stages.h"
+#include "../loop/loop_thread.h"
+#include "../stages/pass_stage.h"
+#include "../stages/pass_station.h"
+#include "../loop/text_stages.h"
 #include "check.h"
 #include "tiny_model.h"
 

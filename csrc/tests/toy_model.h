@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../pipeline/oracle.h"
+#include "../core/oracle.h"
 
 namespace ppsd {
 

@@ -1,6 +1,6 @@
-"""The table of commands: the one place that knows where each is, those of `ppsd_rt.lab` included.
+"""The table of commands: the one place that knows where each is, those of `ppsd_rt.bench` included.
 
-Places are names that are imported when a command is used. The product imports nothing of `ppsd_rt.lab` otherwise.
+Places are names that are imported when a command is used. The product imports nothing of `ppsd_rt.bench` otherwise.
 `lab NAME` are those of people who work on the runtime, or choose machines for it.
 """
 
@@ -32,7 +32,7 @@ class Command:
         return _find(self.place)
 
     def options(self, name: str) -> Callable[[Any], None]:
-        module = "lab.cli.options" if self.place.startswith("lab.") else "cli.options"
+        module = "bench.cli.options" if self.place.startswith("bench.") else "cli.options"
         return _find(f"{module}:{name.removeprefix('lab ')}_options")
 
 
@@ -45,7 +45,7 @@ COMMANDS = {
     "watch": Command(
         "show slowly how an answer is drafted and verified",
         ('ppsd-run watch "Why is the sky blue?"', 'ppsd-run watch --svg sky.svg "Why is the sky blue?"'),
-        "lab.cli.watch:run",
+        "bench.cli.watch:run",
     ),
     "serve": Command(
         "answer over HTTP, as OpenAI's API does",
@@ -91,12 +91,12 @@ COMMANDS = {
     "check": Command(
         "prove that speculation changes no token",
         ("ppsd-run check --schedule eesd --schedule elastic", "ppsd-run check --limit 1"),
-        "lab.cli.check:run",
+        "bench.cli.check:run",
     ),
     "heads": Command(
         "compare exit heads: acceptance, cost, predicted speed",
         ("ppsd-run heads auto norm:10", "ppsd-run heads auto head-3.safetensors --plot heads.svg"),
-        "lab.cli.heads:run",
+        "bench.cli.heads:run",
     ),
     "cache": Command(
         "list or empty the cache folder",
@@ -114,7 +114,7 @@ COMMANDS = {
             "ppsd-run lab bench generate -p 64 -n 128 --schedule eesd",
             "ppsd-run lab bench kernels -t 1,2 --rows 1,4,8 --dtype int8",
         ),
-        "lab.cli.bench:run",
+        "bench.cli.bench:run",
     ),
     "lab simulate": Command(
         "predict a pipeline's speed from the costs of its stages",
@@ -122,16 +122,16 @@ COMMANDS = {
             "ppsd-run lab simulate --stages 2,4,8 --acceptance 0.6,0.8",
             "ppsd-run lab simulate --stages 4 --trace pipeline.json",
         ),
-        "lab.cli.simulate:run",
+        "bench.cli.simulate:run",
     ),
     "lab eval": Command(
         "measure what a number format costs in quality",
         ("ppsd-run lab eval --dtype bfloat16,int8", "ppsd-run lab eval --text mine.txt --dtype int8,int4"),
-        "lab.cli.eval:run",
+        "bench.cli.eval:run",
     ),
 }
 
 
 def prompt_reader() -> "Callable[[str | None], list[NamedPrompt]]":
     """Reads a file of prompts; None: the development prompts."""
-    return _find("lab.cli.prompt_files:read_prompts")
+    return _find("bench.cli.prompt_files:read_prompts")

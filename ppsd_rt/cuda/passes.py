@@ -1,4 +1,4 @@
-"""Passes on a GPU: what the loop of csrc/decoding/loop.cpp asks of a backend, by the fused kernels.
+"""Passes on a GPU: what the loop of csrc/loop/loop.cpp asks of a backend, by the fused kernels.
 
 Rows of several texts go through the layers together, up to 64 at a time in tiles of 16 (triton_kernels/texts.py), with
 keys and values in the loop's pages. Rows of a prompt go through the kernels of prompts, all other rows through those of

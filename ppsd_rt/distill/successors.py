@@ -1,6 +1,6 @@
 """What usually follows in a model's own text, counted: it drafts before any head is trained, and beside one.
 
-The table goes into the head's file; an engine begins with it and goes on counting (csrc/pipeline/ngrams.h).
+The table goes into the head's file; an engine begins with it and goes on counting (csrc/core/ngrams.h).
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .shards import Text
 
-SUREST = 7  # the most that the index tells apart, csrc/pipeline/ngrams.h
+SUREST = 7  # the most that the index tells apart, csrc/core/ngrams.h
 MOST = 1 << 16  # rows of the table: a megabyte
 BITS = 21  # of an id, so that three fit one number: the largest vocabularies have 2^18
 LEAST = 2  # times that what follows must have come up

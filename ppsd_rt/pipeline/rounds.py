@@ -26,7 +26,7 @@ class Limits:
 class Draft:
     """confidence: the exit head's own probability of the token, or the chance of a copy.
 
-    copied: 0: the exit head drew it; else it was copied, after a match of this kind (csrc/pipeline/ngrams.h).
+    copied: 0: the exit head drew it; else it was copied, after a match of this kind (csrc/core/ngrams.h).
     sibling: the exit head's second choice, verified beside it; -1: none.
     """
 

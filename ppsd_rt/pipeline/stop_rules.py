@@ -1,4 +1,4 @@
-"""Stop rules: when to stop drafting and verify. Here are their settings; csrc/pipeline/stop_rules.cpp decides by them.
+"""Stop rules: when to stop drafting and verify. Here are their settings; csrc/core/stop_rules.cpp decides by them.
 
 A rule sees what the drafting side knows: the confidence of each draft token it has just drawn, and, after each
 verdict, which of them were accepted. It never sees anything of the tokens that it decides about, so no rule can change

@@ -1,4 +1,4 @@
-"""What `auto` has learned of this machine and model, kept for the next process: numbers of csrc/decoding/policy.h."""
+"""What `auto` has learned of this machine and model, kept for the next process: numbers of csrc/loop/policy.h."""
 
 import json
 import math

@@ -1,6 +1,6 @@
 """The backend of rank 0: it drafts, owns the schedulers, and gives an engine the rounds that the other ranks verify.
 
-All answers are in the loop (csrc/decoding/loop.h), whose passes are under way on all ranks at the same time.
+All answers are in the loop (csrc/loop/loop.h), whose passes are under way on all ranks at the same time.
 """
 
 import json
@@ -35,7 +35,7 @@ from .stage import DEPTH, report_of
 from .threads import start
 
 _PATIENCE = 600.0  # seconds for the others to pack slices, to measure, to take rows; who dies or hangs ends it sooner
-_LONGEST = 1 << 19  # tokens of a text in the loop, whose ids may have to fit into one message (csrc/decoding/pass.h)
+_LONGEST = 1 << 19  # tokens of a text in the loop, whose ids may have to fit into one message (csrc/stages/pass.h)
 _ENDING = 0.1  # seconds between two looks for answers that nobody will work on any more
 _ASKED = "to answer"
 _PAUSE = 0.002  # between two messages whose way is measured: about a stage's pass

@@ -2,7 +2,7 @@
 
 Rank 0 compiles the grammar for its drafts, and sends its text over the control link, in a message whose value is the
 grammar's number. The last rank compiles it too, and answers with the same number and
-no text, or with what is wrong. Only then does the answer begin: its first pass has the number (csrc/decoding/pass.h). A
+no text, or with what is wrong. Only then does the answer begin: its first pass has the number (csrc/stages/pass.h). A
 grammar that gives up in the middle is told with a verdict. When the answer has ended, rank 0 says so, and the grammar
 is forgotten.
 """

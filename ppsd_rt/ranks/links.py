@@ -1,6 +1,6 @@
 """Messages between two ranks over torch.distributed: int32 words from pooled buffers, receives posted in advance.
 
-A message is a row of an int32 array (csrc/pipeline/wire.h) or its beginning: only the words that are in use travel.
+A message is a row of an int32 array (csrc/stages/wire.h) or its beginning: only the words that are in use travel.
 gloo takes a message that is shorter than the buffer that waits for it (tests/ppsd_rt/ranks/test_links.py).
 """
 

@@ -1,4 +1,4 @@
-"""The reference backend: the loop of csrc/decoding/loop.cpp over the torch passes of `passes.py`."""
+"""The reference backend: the loop of csrc/loop/loop.cpp over the torch passes of `passes.py`."""
 
 from collections.abc import Generator, Sequence
 from typing import Any

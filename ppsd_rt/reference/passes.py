@@ -1,4 +1,4 @@
-"""Passes in torch: what the loop of csrc/decoding/loop.cpp asks of a backend, in plain tensors. The readable twin.
+"""Passes in torch: what the loop of csrc/loop/loop.cpp asks of a backend, in plain tensors. The readable twin.
 
 A row is one token at one position. Its result must not depend on what shares the pass, or speculation and company would
 change the answer; yet the BLAS below picks another kernel, and so another rounding, for every number of rows. So a pass

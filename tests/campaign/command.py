@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ppsd_rt import _native
+from ppsd_rt.bench.cli.bench import evaluation_text, interrupted, run_facts
+from ppsd_rt.bench.cli.prompt_files import read_prompts
 from ppsd_rt.cli.commands import Command
 from ppsd_rt.cli.common import as_chat, load_engine, load_one_process, print_json, table
 from ppsd_rt.cli.notes import complain, note
@@ -29,8 +31,6 @@ from ppsd_rt.cpu.machine import cpu_name
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.extras import is_there
-from ppsd_rt.lab.cli.bench import evaluation_text, interrupted, run_facts
-from ppsd_rt.lab.cli.prompt_files import read_prompts
 from ppsd_rt.models.head_file import EAGLE3
 
 from . import draw

@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
+from ppsd_rt.bench.cli.check import departure
+from ppsd_rt.bench.kernels import chosen_isa
 from ppsd_rt.cpu.backend import CpuBackend
 from ppsd_rt.engine import Engine
 from ppsd_rt.generation import Completion
-from ppsd_rt.lab.bench.kernels import chosen_isa
-from ppsd_rt.lab.cli.check import departure
 from ppsd_rt.pipeline.schedule import PLAIN, Auto, describe
 
 from .draw import Answer, Case, Setup, Text

@@ -91,7 +91,7 @@ def wire_message(
     adopted: tuple[int, ...] = (),
     taps: int = 0,
 ) -> bytes:
-    """A pass (csrc/decoding/pass.h); parts: answer, epoch, start, rows, chooses, and where siblings are. opens: the
+    """A pass (csrc/stages/pass.h); parts: answer, epoch, start, rows, chooses, and where siblings are. opens: the
     first answer begins. adopted: block and position of a sibling that is the text's row now. taps: that rows bring."""
     hidden, tables = SHAPE["hidden_size"], [0, 0, len(adopted) // 2, *adopted, 0, int(opens)]
     if opens:

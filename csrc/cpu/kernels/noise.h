@@ -1,10 +1,10 @@
-// The Gumbel noise of sampling (../../pipeline/noise.h says which), and choosing by it.
+// The Gumbel noise of sampling (../../core/noise.h says which), and choosing by it.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 
-#include "../../pipeline/noise.h"
+#include "../../core/noise.h"
 #include "vector_math.h"
 
 namespace ppsd {

@@ -16,13 +16,13 @@ import torch
 from support import EOS, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, UsageError
+from ppsd_rt.bench.cli.check import SCHEDULES
 from ppsd_rt.cli import generate
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cli.commands import COMMANDS
 from ppsd_rt.cli.parser import parse
 from ppsd_rt.cli.ranks import rank_options
 from ppsd_rt.generation import Generation
-from ppsd_rt.lab.cli.check import SCHEDULES
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.schedule import NAMES
 from ppsd_rt.pipeline.stop_rules import STOP_RULES
@@ -112,7 +112,7 @@ from ppsd_rt.cli import main
 assert main.main(sys.argv[1:]) == 0
 slow = {"torch", "transformers", "gguf", "sentencepiece", "rich", "huggingface_hub", "prompt_toolkit"}
 print(*sorted(slow & set(sys.modules)))
-import ppsd_rt.lab.cli.heads, ppsd_rt.lab.cli.simulate
+import ppsd_rt.bench.cli.heads, ppsd_rt.bench.cli.simulate
 assert "matplotlib" not in sys.modules  # until a plot is asked for
 """
     command = [sys.executable, "-c", code, "hello", "--model", folder, "--backend", "cpu", "-n", "3"]

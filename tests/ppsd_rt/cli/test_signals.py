@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
+from ppsd_rt.bench import spread
 from ppsd_rt.cli import generate, signals
 from ppsd_rt.cli import main as cli
 from ppsd_rt.generation import Generation
-from ppsd_rt.lab.bench import spread
 
 ENDING = {
     signal.SIGINT: "interrupted",

@@ -1,6 +1,6 @@
 """Drafts of many answers at once lose nothing beside plain decoding: rounds in simulated time, decided by `allot`.
 
-The world below stands in for csrc/decoding/loop.cpp: prompts are read a few rows in each round, while others write.
+The world below stands in for csrc/loop/loop.cpp: prompts are read a few rows in each round, while others write.
 """
 
 import random
@@ -18,7 +18,7 @@ PASSES = {
 SHARES = {"early": 0.2, "late": 0.64, "choose": 0.16}
 PROMPT = 60  # tokens
 PROMPT_ROWS = 16  # of a round in which others write
-MARGIN, STAKE, MAY_LOSE, HOPE, POOLED = 1.6, 0.5, 0.02, 0.6, 8.0  # as csrc/decoding/policy.h has them
+MARGIN, STAKE, MAY_LOSE, HOPE, POOLED = 1.6, 0.5, 0.02, 0.6, 8.0  # as csrc/loop/policy.h has them
 
 
 def pass_of(table, rows):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import slow
 
-from ppsd_rt.lab.simulate import simulate
+from ppsd_rt.bench.simulate import simulate
 from ppsd_rt.pipeline.schedule import PLAIN, Schedule, named, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
 

@@ -1,0 +1,68 @@
+// Of one answer, hidden states after the early layers: of rows that verification has yet to see, or the exit head's own layers.
+//
+// The exit head's layers lag behind: rows that nothing is drawn from pass them together, with the next draft or where a block
+// of the KV cache is whole.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "../core/protocol.h"
+
+namespace ppsd {
+
+class ExitRows {
+ public:
+  explicit ExitRows(size_t hidden) : hidden_(hidden) {}
+
+  int first() const { return first_; }
+  int end() const { return first_ + int(states_.size() / hidden_); }
+  // [end() - row][hidden], until rows are added or forgotten. Throws std::logic_error.
+  float* at(int row) {
+    if (row < first_ || row >= end()) throw std::logic_error("a row's exit state is asked for, and nobody has kept it");
+    return states_.data() + size_t(row - first_) * hidden_;
+  }
+  // Of a sibling that has been run and not been forgotten.
+  const float* beside(int position) const {
+    for (const auto& [at, state] : siblings_)
+      if (at == position) return state.data();
+    throw std::logic_error("a sibling's exit state is asked for, and nobody has kept it");
+  }
+
+  void restart(int row) {   // nothing is here; the next row is this one
+    states_.clear();
+    siblings_.clear();
+    first_ = row;
+  }
+  void add(const float* states, int rows) { states_.insert(states_.end(), states, states + size_t(rows) * hidden_); }
+  void add_sibling(int position, const float* state) { siblings_.emplace_back(position, std::vector<float>(state, state + hidden_)); }
+  void adopt(int position) {   // its sibling is the text's row now
+    if (position < end()) std::memcpy(at(position), beside(position), hidden_ * sizeof(float));
+  }
+  void cut(int end) {   // rows from `end` on are void, and so are their siblings
+    drop_siblings([&](int position) { return position >= end; });
+    states_.resize(size_t(std::clamp(end - first_, 0, int(states_.size() / hidden_))) * hidden_);
+  }
+  void forget(int before) {   // rows before this one
+    const int rows = std::clamp(before - first_, 0, int(states_.size() / hidden_));
+    states_.erase(states_.begin(), states_.begin() + ptrdiff_t(size_t(rows) * hidden_));
+    first_ += rows;
+    drop_siblings([&](int position) { return position < before; });
+  }
+
+ private:
+  template <class Which>
+  void drop_siblings(const Which& which) {
+    const auto gone = [&](const auto& sibling) { return which(sibling.first); };
+    siblings_.erase(std::remove_if(siblings_.begin(), siblings_.end(), gone), siblings_.end());
+  }
+
+  const size_t hidden_;
+  int first_ = 0;
+  std::vector<float> states_;   // [rows from first_ on][hidden]
+  std::vector<std::pair<int, std::vector<float>>> siblings_;   // by position
+};
+
+}  // namespace ppsd

@@ -1,0 +1,74 @@
+// A slice of layers on another rank, or on threads of its own, for passes of the loop: see pass.h.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../cpu/checkpoint.h"
+#include "../cpu/team.h"
+#include "../loop/blocks.h"
+#include "pass.h"
+
+namespace ppsd {
+
+// The taps of an EAGLE-3 head, which are after so many of the model's layers: those of layers [first, last), and those before.
+struct StageTaps {
+  StageTaps(const std::vector<int>& taps, int first, int last);
+  int before() const { return int(theirs.size() - own.size()); }
+
+  std::vector<int> own;       // after so many of these layers
+  std::vector<bool> theirs;   // of all up to `last`, in the head's order: is it one of these?
+};
+
+class PassStage {
+ public:
+  using Masks = std::function<std::shared_ptr<TokenMask>(int grammar)>;
+
+  // Layers [first, last), and the LM head after the last of them. kv_bytes: for blocks; or loops: where the blocks are the
+  // loop's own, of which these layers' bytes begin at `begin`. taps: of an EAGLE-3 head, see StageTaps.
+  PassStage(const CpuModel& model, int first, int last, Team* team, size_t kv_bytes, const Blocks* loops = nullptr, size_t begin = 0,
+            const std::vector<int>& taps = {});
+
+  int blocks() const { return blocks_; }   // that answers may have here
+  size_t end() const { return layers_.end(); }   // of these layers' bytes in a block
+  bool last() const { return head_ != nullptr; }
+  const StageTaps& taps() const { return taps_; }
+  void use(Masks masks) { masks_ = std::move(masks); }
+  // The rows through the layers, in place. verdict: what they choose, of the last rank. reserve: see below. False: cancelled on
+  // the way. Throws std::runtime_error for what rank 0 could not have meant.
+  using Reserve = std::function<const float*(int rows)>;   // the table of rotations for texts so long
+  bool run(Pass* pass, const Cancelled& cancelled, const Reserve& reserve, PassVerdict* verdict);
+  // Seconds of a pass over so many made-up rows after `context` others, the choice of tokens included.
+  double time(int rows, int context, const Reserve& reserve);
+
+ private:
+  struct Answer {
+    int end = 0;
+    bool logprobs = false;
+    std::shared_ptr<Sampler> sampler;   // of the last rank
+  };
+
+  uint8_t* block(int number);
+  void change(const Pass& pass);
+  Answer& answer(const PassPart& part);
+  void add_taps(Pass* pass) const;
+  void choose(const Pass& pass, PassVerdict* verdict);
+
+  const CpuModel& model_;
+  Team* const team_;
+  LayerStack layers_;
+  std::unique_ptr<Head> head_;  // of the last stage; or null
+  const Blocks* const loops_;   // or null
+  const int blocks_;
+  const StageTaps taps_;
+  Memory memory_;               // else: of all blocks; comes with the first pass
+  std::map<int, Answer> answers_;
+  int longest_ = 0;
+  std::unique_ptr<TextBlocks> timed_;
+  Masks masks_;
+};
+
+}  // namespace ppsd
