@@ -89,7 +89,6 @@ def test_everything_is_drawn():
     assert {*known, "kv_memory"} == {field.name for field in fields(draw.Setup)}
     for name, values in known.items():
         assert {str(getattr(case.setup, name)).partition(":")[0] for case in cases} == set(map(str, values)), name
-    assert {case.believed.overlapped is None for case in cases} == {True, False}
     assert {1, 2} < {case.at_once for case in cases} <= set(range(1, 49))
     among_others = [case for case in cases if case.at_once > 1]
     assert {case.setup.kv_memory is None for case in among_others} == {True, False}
