@@ -154,7 +154,7 @@ struct Simd {
     return lanes<V, uint32_t>([&](int l) { return uint32_t(p[l]) << 16; });
   }
   static V load_i8(const uint8_t* p) {
-    return to_float(lanes<I, int32_t>([&](int l) { return int8_t(p[l]); }));
+    return lanes<V, float>([&](int l) { return float(int8_t(p[l])); });
   }
   static void store_bf16(uint16_t* p, V v) {   // to nearest even; NaN stays NaN
     for (int i = 0; i < 4; ++i) {
