@@ -1,4 +1,4 @@
-"""Is the answer that of plain decoding? What the campaigns of `ppsd-run check` have counted."""
+"""Is the answer that of plain decoding? What campaigns have counted."""
 
 import json
 from pathlib import Path
