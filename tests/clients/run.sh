@@ -20,8 +20,8 @@ fi
 model=$work/model  # as a folder, which transformers reads, too
 if [ ! -d "$model" ]; then
   "$run" pull >"$work/pull.log" 2>&1
-  found=$("$python" -c 'from ppsd_rt.models.resolve import resolve_model; print(resolve_model("smollm2-135m"))')
-  case $found in *.gguf) "$run" convert "$found" "$model" ;; *) ln -s "$found" "$model" ;; esac
+  found=$(PYTHONPATH=$here/../../benchmarks "$python" -c 'from export_gguf import model_folder; print(model_folder("smollm2-135m"))')
+  ln -s "$found" "$model"
 fi
 : >"$work/serve.log"  # or the address of the last one may be found there
 "$run" serve --model "$model" --model-name smollm2-135m --port 0 --dtype float32 2>>"$work/serve.log" &
