@@ -194,14 +194,12 @@ def given_text(path: str) -> str:
 
 
 def only_prompt(given: str | None, paths: Sequence[str] = (), command: str = "ppsd-run") -> str:
-    """The argument, the texts of the files and what is piped into standard input, with blank lines between them.
-
-    given: `-` or None: standard input must have something.
-    """
-    parts = [] if given in (None, "-") else [given]
-    parts += map(given_text, paths)
+    """The texts of the files, what is piped into standard input and, last, the argument, with blank lines between them:
+    so two questions about one text begin alike. given: `-` or None: standard input must have something."""
+    asked = [] if given in (None, "-") else [given]
+    parts = [*map(given_text, paths), *asked]
     if given == "-" or (_piped() if parts else sys.stdin is not None and not sys.stdin.isatty()):
-        parts.append(standard_input())
+        parts.insert(len(parts) - len(asked), standard_input())
     elif not parts:
         raise UsageError(f'no prompt; write {command} "Why is the sky blue?", or see {command} --help')
     return "\n\n".join(part.strip("\n") if len(parts) > 1 else part for part in parts if part.strip()) or parts[0]

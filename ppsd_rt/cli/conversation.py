@@ -163,7 +163,7 @@ class _Conversation:
     last: Completion | None = None
 
     def ask(self, text: str) -> None:
-        text = f"{text}\n\n{self.file}" if self.file else text
+        text = f"{self.file}\n\n{text}" if self.file else text
         self._answer([*self.turns, {"role": "user", "content": text}])
         self.file = ""
 

@@ -108,7 +108,7 @@ def sampling_options(parser: ArgumentParser, max_tokens: int | None = None) -> N
 def generate_options(parser: ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="the prompt; what is piped into the command follows it")
     add = group(parser, "input and output")
-    add("-f --file FILE", "a text that follows the prompt; may be given several times", named, **_MANY)
+    add("-f --file FILE", "a text before the prompt; may be given several times", named, **_MANY)
     add(
         "--prompts FILE",
         'answer each line: a text, {"prompt": ...} or {"messages": [...]}, both with "id" if wanted; files of '

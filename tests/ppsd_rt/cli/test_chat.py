@@ -97,7 +97,7 @@ def test_an_answer_can_be_made_again_and_a_turn_taken_back(converse):
 def test_a_file_goes_with_the_next_turn_only(converse, tmp_path):
     (tmp_path / "notes").write_text("These are notes.")
     _, asked, _, err = converse(typed("/file /no/such", f"/file {tmp_path / 'notes'}", "Sum up.", "b"))
-    assert turns(asked) == ["Sum up.\n\nThese are notes.", "b"]
+    assert turns(asked) == ["These are notes.\n\nSum up.", "b"]
     assert "/no/such does not exist" in err
 
 

@@ -30,16 +30,16 @@ def text_of(folder):
     return text_of
 
 
-def test_what_is_piped_follows_the_prompt(text_of, tmp_path):
-    assert text_of("Summarise:", input="one\ntwo\n") == ["Summarise:\n\none\ntwo"]
+def test_what_is_piped_comes_before_the_prompt(text_of, tmp_path):
+    assert text_of("Summarise:", input="one\ntwo\n") == ["one\ntwo\n\nSummarise:"]
     assert text_of("Summarise:", stdin=subprocess.DEVNULL) == ["Summarise:"]
 
 
-def test_files_follow_the_prompt(text_of, tmp_path):
+def test_files_come_before_the_prompt(text_of, tmp_path):
     for name in "ab":
         (tmp_path / name).write_text(f"this is {name}\n")
     files = ["-f", tmp_path / "a", "-f", tmp_path / "b"]
-    assert text_of("Compare.", *files, input="and this") == ["Compare.\n\nthis is a\n\nthis is b\n\nand this"]
+    assert text_of("Compare.", *files, input="and this") == ["this is a\n\nthis is b\n\nand this\n\nCompare."]
     assert text_of(*files, stdin=subprocess.DEVNULL) == ["this is a\n\nthis is b"]
 
 
