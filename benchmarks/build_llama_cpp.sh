@@ -2,7 +2,7 @@
 # llama.cpp for this machine, as the peer of ppsd-rt: a Release build with -march=native of the sources that
 # llama-cpp-python carries (so that a package index is all it takes). Some minutes on two cores.
 # Leaves benchmarks/llama.cpp/build/bin/libllama.so, where llama_library.py looks for it; with the argument `server`,
-# which takes some minutes more, also llama-server and llama-batched-bench beside it, for serve.py.
+# which takes some minutes more, also llama-server, llama-batched-bench and llama-completion beside it, for serve.py and start.py.
 set -euo pipefail
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
@@ -23,7 +23,7 @@ if grep -q amx_int8 /proc/cpuinfo 2> /dev/null; then
 fi
 server=OFF targets=(llama) files=(libllama.so)
 if [ "${1:-}" = server ]; then
-    server=ON targets+=(llama-server llama-batched-bench) files+=(llama-server llama-batched-bench)
+    server=ON targets+=(llama-server llama-batched-bench llama-completion) files+=(llama-server llama-batched-bench llama-completion)
 fi
 cmake -S llama.cpp/source -B llama.cpp/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON \
     -DLLAMA_BUILD_COMMON="$server" -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS="$server" \

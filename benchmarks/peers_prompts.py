@@ -87,7 +87,7 @@ def _prompts(args: argparse.Namespace) -> list[tuple[list[int], int]]:
     """(ids, tokens of the plain answer) of every prompt that is answered with more than one token."""
     engine = Engine.from_pretrained(args.model, backend="cpu", dtype="int8", exit_head="none")
     found = []
-    for prompt in first_of_each_family(read_prompts(None), args.limit):
+    for prompt in first_of_each_family(read_prompts(args.prompts), args.limit):
         ids = engine.encode([{"role": "user", "content": prompt.prompt}])
         answer = engine.generate(ids, SamplingParams(max_tokens=args.max_tokens), "plain").run()
         if len(answer.ids) > 1:
@@ -113,6 +113,7 @@ def _row(case: Case, first: Case) -> dict[str, Any]:
 def _arguments() -> argparse.Namespace:
     parser = common_arguments(__doc__, ENGINES, [min(2, len(_native.usable_cores()))], repeats=3)
     parser.add_argument("-n", "--max-tokens", type=positive, default=256, help="[256]")
+    parser.add_argument("--prompts", help="a file, such as Spec-Bench's [the development prompts]")
     parser.add_argument("--limit", type=positive, help="only the first of each family [all]")
     return parse(parser)
 

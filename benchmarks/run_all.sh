@@ -1,43 +1,46 @@
 #!/usr/bin/env bash
-# Every benchmark, one after the other; each leaves benchmarks/results/DATE-MACHINE-NAME.json. Half an hour on two cores;
-# QUICK=1 does one repeat of everything, to see that it runs. The machine should do nothing else meanwhile.
+# Every figure of README.md and docs/performance.md, one after the other; each leaves results/DATE-MACHINE-NAME.json.
+# An hour on two cores that do nothing else; QUICK=1 does one repeat of everything. `run_all.sh serve start` makes these alone.
+# SPEC_BENCH=file.jsonl: Spec-Bench's prompts, which are not in this repository. MODEL_1_5B=file.gguf: a second model.
+# llama.cpp is what `build_llama_cpp.sh server` builds; without it our own figures are made.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
-repeats=${QUICK:+1}
-repeats=${repeats:-7}
-threads=$("$python" -c 'from ppsd_rt import _native; n = len(_native.usable_cores()); print(",".join(map(str, sorted({1, n}))))')
 machine=$("$python" -c 'import re; from ppsd_rt.cli.info import machine; facts = machine()
 print(re.sub("[^a-z0-9]+", "-", (facts["cpu"] + " " + str(facts["cores"])).lower()).strip("-"))')
 stamp=$(date -u +%Y-%m-%d)-$machine
-mkdir -p benchmarks/results
+repeats() { echo "${QUICK:-$1}"; }
 
-# measure NAME COMMAND...: the last line of its output, kept if it succeeds.
+# measure NAME COMMAND...: the last line of its output, kept if it succeeds. Only the names that were asked for, if any were.
 measure() {
-    local file="benchmarks/results/$stamp-$1.json"
+    local name=$1 file="benchmarks/results/$stamp-$1.json"
     shift
-    echo "$*" >&2
-    "$python" "$@" --output json | tail -n 1 > "$file.unfinished"
+    [[ -z $wanted || " $wanted " == *" $name "* ]] || return 0
+    echo "$name: $*" >&2
+    "$python" "$@" | tail -n 1 > "$file.unfinished"
     mv "$file.unfinished" "$file"
 }
+wanted=$*
 
-bench=(-m ppsd_rt lab bench)
-drafts=(--schedule auto --schedule eesd:stop_rule=fixed --schedule eesd --schedule ppsd --schedule elastic)
-
-measure kernels "${bench[@]}" kernels --dtype int8,bfloat16,float32 -t "$threads" -r "$repeats"
-measure instruction-sets "${bench[@]}" kernels --isa all --dtype int8,bfloat16 -t 1 --rows 1,4,16 -r "$repeats"
-measure plain "${bench[@]}" generate --dtype int8,bfloat16,float32 -t "$threads" -p 64,512 --schedule plain -r "$repeats"
-if "$python" -m ppsd_rt info --json | grep -q '"exit_layer"'; then
-    measure prompts "${bench[@]}" generate --prompts -t "$threads" "${drafts[@]}" -r "${QUICK:-3}"
-    head=auto
-else
-    head=norm:3  # no head ships for this model: its own norm and LM head do the work of one, and the oracle the drafting
+ours=ppsd-rt:int4+auto,ppsd-rt:int4,ppsd-rt:int8+auto,ppsd-rt:int8
+measure prompts benchmarks/peers_prompts.py -t 2 -r "$(repeats 3)" --engines "$ours,llama.cpp:file,llama.cpp:Q8_0"
+PPSD_ISA=avx2 measure prompts-avx2 benchmarks/peers_prompts.py -t 2 -r "$(repeats 3)" --engines "$ours"
+if [ -n "${SPEC_BENCH:-}" ]; then
+    measure spec-bench benchmarks/peers_prompts.py -t 2 -r "$(repeats 3)" -n 128 --limit 6 --prompts "$SPEC_BENCH" \
+        --engines "$ours,llama.cpp:file"
+    measure heads-spec-bench -m ppsd_rt heads auto -n 128 --length 6 --dtype int4 --prompts "$SPEC_BENCH" --output json
 fi
-for acceptance in 0.5 0.6 0.7 0.8 0.9; do  # one by one: `auto` learns from every draft that it sees
-    measure "oracle-$acceptance" "${bench[@]}" generate --exit-head "$head" --oracle "$acceptance" -t "$threads" \
-        "${drafts[@]}" -r "$repeats"
-done
-measure quality -m ppsd_rt lab eval --dtype bfloat16,int8
-measure peers benchmarks/peers.py -t "$threads" -r "$repeats"
-measure peers-prompts benchmarks/peers_prompts.py -r "${QUICK:-3}"
-measure peers-quality benchmarks/peers.py --quality
+measure heads -m ppsd_rt heads auto -n 256 --length 6 --dtype int4 --output json
+measure start benchmarks/start.py
+measure serve benchmarks/serve.py --clients 1,4,8,16,32 -n 64 -r "$(repeats 3)"
+kernels=(-m ppsd_rt lab bench kernels -t 2 --rows 1,4,8,16,64 --dtype int4,int8,bfloat16 -r "$(repeats 9)" --output json)
+measure kernels "${kernels[@]}"
+measure kernels-avx2 "${kernels[@]}" --isa avx2
+measure peers benchmarks/peers.py -t 2 -p 512 -n 128 -r "$(repeats 5)" \
+    --engines ppsd-rt:int4,llama.cpp:file,ppsd-rt:int8,ppsd-rt:bfloat16
+measure quality -m ppsd_rt lab eval --dtype bfloat16,int8,int4 --output json
+if [ -n "${MODEL_1_5B:-}" ]; then
+    measure prompts-1.5b benchmarks/peers_prompts.py -m "$MODEL_1_5B" -t 2 -r "$(repeats 2)" -n 128 \
+        --engines ppsd-rt:int4+auto,ppsd-rt:int4,llama.cpp:file
+    measure start-1.5b benchmarks/start.py -m "$MODEL_1_5B" --fresh 3
+fi
