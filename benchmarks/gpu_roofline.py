@@ -1,6 +1,6 @@
 """What a plain step has to read, for how many kernels it waits, and what that lets one expect. Needs no GPU.
 
-`python benchmarks/gpu_roofline.py` prints the tables of docs/design/gpu.md, with --cards that of docs/performance.md.
+`python benchmarks/gpu_roofline.py` prints the tables of docs/design/gpu.md, with --cards those of other cards.
 The launches of a step are recorded as the stages make them, with tensors that have a shape and no memory. Bytes are
 what their programs ask for: weights and the KV cache once; the rows of the pass in every program that multiplies them,
 and the cache again where its queries are spread over programs. Neither time is a measurement:
