@@ -7,6 +7,7 @@
 | `layer`     | one decoder layer, starts as the last  | EESD, arXiv 2406.03853              |
 | `two-layer` | two of them, start as the last two     |                                     |
 | `feedback`  | `layer`, and what deep layers said     | the idea: EAGLE-3, arXiv 2503.01840 |
+|             | with a tap: one in the middle too      |                                     |
 
 All end in a norm of their own (`norm`: the model's) and share the model's LM head, whole or, with a draft vocabulary,
 only the rows of the ids in `draft_ids`. At E = 0, `feedback` reads what EAGLE's head does (arXiv 2401.15077).
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .config import LlamaConfig
@@ -37,6 +39,43 @@ class AdapterLayer(nn.Module):
         return x + self.self_attn(self.input_layernorm(x), attend)
 
 
+class Tap(nn.Module):
+    """What a head hears of verified rows after a layer in the middle: t. z = norm(t), whose elements vary alike.
+
+    Keys and values of a verified row are made anew, K + A_k z and V + A_v z, of exit state and feedback as it was
+    drafted with; and feedback reads M z of the newest one beside its last hidden state.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        hidden, outputs = config.hidden_size, config.num_key_value_heads * config.head_dim
+        self.norm = Standardised(hidden, config.rms_norm_eps)
+        self.keys, self.values = Linear(hidden, outputs), Linear(hidden, outputs)
+        self.feedback = Linear(hidden, hidden)
+
+
+class Standardised(nn.Module):
+    """norm(t) * weight + bias: elements that are large all along would drown their neighbours, and their mean says
+    nothing. Both are measured, not trained."""
+
+    LOUDNESS = 0.2  # the deviation of every element of z: the steps of Adam are one size for all
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("weight", torch.empty(size))
+        self.register_buffer("bias", torch.empty(size))
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., size] -> [..., size]
+        return (F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), self.eps) + self.bias.float()).to(x.dtype)
+
+    def measure(self, x: Tensor) -> None:
+        """x: [rows, size] to take means and deviations of."""
+        normed = F.rms_norm(x.float(), x.shape[-1:], None, self.eps)
+        self.weight = self.LOUDNESS / normed.std(0).clamp_min(1e-6)
+        self.bias = -self.weight * normed.mean(0)
+
+
 class Feedback(nn.Module):
     """x + W_d norm(h), h: what the last layer made of the newest verified row, d rows back; W_d: a matrix per distance.
 
@@ -52,15 +91,18 @@ class Feedback(nn.Module):
         for distance in range(1, DISTANCES + 1):
             self.add_module(str(distance), Linear(rank or config.hidden_size, config.hidden_size))
 
-    def _said(self, verified: Tensor) -> Tensor:  # [..., hidden] -> [..., rank or hidden]
-        normed: Tensor = self.norm(verified)
+    def _said(self, verified: Tensor, tapped: Tensor | int) -> Tensor:  # [..., hidden] -> [..., rank or hidden]
+        normed: Tensor = self.norm(verified) + tapped
         return normed if self.down is None else self.down(normed)
 
-    def forward(self, x: Tensor, verified: Tensor, distance: int) -> Tensor:
-        """x, verified [..., hidden]: the exit hidden state, and h of `distance` rows before, from 1 to DISTANCES."""
-        return x + self.get_submodule(str(distance))(self._said(verified))
+    def forward(self, x: Tensor, verified: Tensor, distance: int, tapped: Tensor | int = 0) -> Tensor:
+        """x, verified [..., hidden]: the exit hidden state, and h of `distance` rows before, from 1 to DISTANCES.
 
-    def along(self, x: Tensor, last: Tensor, distances: Tensor) -> Tensor:
+        tapped: of that row what a Tap adds to norm(h).
+        """
+        return x + self.get_submodule(str(distance))(self._said(verified, tapped))
+
+    def along(self, x: Tensor, last: Tensor, distances: Tensor, tapped: Tensor | None = None) -> Tensor:
         """x, last [batch, rows, hidden]: whole texts, `last` after the last layer; distances [batch, rows] int64.
 
         A row whose distance is 0 or beyond DISTANCES receives nothing. distances are on the CPU, wherever the others
@@ -72,7 +114,8 @@ class Feedback(nn.Module):
         rows = torch.cat(found).to(x.device, non_blocking=True).split([len(some) for some in found])
         heard, last = torch.zeros_like(x).flatten(0, 1), last.flatten(0, 1)
         for step, some in zip(steps, rows, strict=True):
-            heard[some] = self.get_submodule(str(step))(self._said(last[some - step])).to(x.dtype)
+            beside = 0 if tapped is None else tapped.flatten(0, 1)[some - step]
+            heard[some] = self.get_submodule(str(step))(self._said(last[some - step], beside)).to(x.dtype)
         return x + heard.view_as(x)
 
 
@@ -91,6 +134,7 @@ class ExitHead(nn.Module):
         own = body_config(info, config)
         self.layers = nn.ModuleList(body(own, number) for number in range(-LAYERS[info.kind], 0))
         self.feedback = Feedback(config, info.feedback_rank) if info.hears else None
+        self.tap = Tap(config) if info.tap else None
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.draft_ids: Tensor | None = None
         self._lm_head: list[Linear] = []  # in a list because it is the model's: not a submodule, not saved, not trained
@@ -113,6 +157,11 @@ class ExitHead(nn.Module):
                     parameter.data.copy_(drawn)
                 else:
                     parameter.data.fill_(1.0 if name == "norm.weight" else 0.0)
+        if head.tap is not None:
+            for part in (head.tap.keys, head.tap.values, head.tap.feedback):
+                part.weight.data.zero_()
+            head.tap.norm.weight.zero_()  # until it is measured
+            head.tap.norm.bias.zero_()
         head.norm.load_state_dict({"weight": norm})
         return head._share(model, draft_ids)
 
@@ -121,11 +170,11 @@ class ExitHead(nn.Module):
 
         Layers that it lacks add nothing in the beginning: their ends are zero.
         """
-        for name, parameter in self.named_parameters():
+        for name, parameter in self.state_dict().items():
             if name in file.tensors:
-                parameter.data.copy_(from_numpy(file.tensors[name]))
+                parameter.copy_(from_numpy(file.tensors[name]))
             elif name.endswith(("o_proj.weight", "down_proj.weight")):
-                parameter.data.zero_()
+                parameter.zero_()
 
     @classmethod
     def from_file(cls, file: HeadFile, model: LlamaForCausalLM) -> "ExitHead":
@@ -155,6 +204,18 @@ class ExitHead(nn.Module):
             x = layer(x, attend)
         return self.norm(x)
 
+    def verified(self, x: Tensor, tapped: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values in the head's layer of verified rows, before any rotation: [..., rows, kv heads, head_dim].
+
+        x, tapped [..., rows, hidden]: exit hidden states with the feedback they were drafted with; what they are at the
+        tap.
+        """
+        layer, tap = self.layers[0], self.tap
+        assert isinstance(layer, DecoderLayer) and tap is not None
+        z = tap.norm(tapped)
+        _, k, v = layer.self_attn.qkv(layer.input_layernorm(x), (tap.keys(z), tap.values(z)))
+        return k, v
+
     def lm_head(self, x: Tensor) -> Tensor:  # [..., hidden] -> [..., draft vocabulary]
         return self._lm_head[0](x)
 
@@ -171,7 +232,7 @@ class ExitHead(nn.Module):
         """
         int8 = dtype == torch.int8
         wide = torch.float32 if int8 else dtype
-        tensors = {name: to_numpy(p.detach().to("cpu", wide)) for name, p in self.named_parameters()}
+        tensors = {name: to_numpy(p.detach().to("cpu", wide)) for name, p in self.state_dict().items()}
         if draft_ids is None and self.draft_ids is not None:
             draft_ids = self.draft_ids.tolist()
         ids = None if draft_ids is None else np.array(draft_ids, dtype=np.int32)

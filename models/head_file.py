@@ -45,6 +45,7 @@ class HeadInfo:
     intermediate_size: int = 0  # of its MLP; 0: the model's
     feedback_rank: int = 0  # of each matrix of `feedback`, which then is a product of two; 0: they are whole
     sample: str = ""  # Checkpoint.sample of that model; heads of before 2026-11-29 have none
+    tap: int = 0  # after so many of the model's layers it hears verified rows too; 0: it does not
 
     @property
     def hears(self) -> bool:
@@ -55,7 +56,7 @@ class HeadInfo:
         """PpsdError where this head cannot take the place of the one in use between two answers: the layers are cut
         after that one, and what its drafts cost has been measured."""
         ours, theirs = (
-            None if one is None else (one.kind, one.exit_layer, one.intermediate_size, one.feedback_rank)
+            None if one is None else (one.kind, one.exit_layer, one.intermediate_size, one.feedback_rank, one.tap)
             for one in (self, used)
         )
         if ours != theirs:
@@ -75,6 +76,11 @@ class HeadInfo:
             raise PpsdError(
                 f"exit layer {self.exit_layer} is out of range: with this model, a head of kind {self.kind} takes exit "
                 f"layers {first} to {config.num_hidden_layers - 1}"
+            )
+        if self.tap and not (self.hears and self.exit_layer < self.tap < config.num_hidden_layers):
+            raise PpsdError(
+                f"an exit head of kind {self.kind} after layer {self.exit_layer} cannot hear layer {self.tap}: one of "
+                f"kind feedback hears one of the layers {self.exit_layer + 1} to {config.num_hidden_layers - 1}"
             )
         sizes = {
             "an MLP of {} neurons": (self.intermediate_size, config.intermediate_size),
@@ -105,7 +111,7 @@ class HeadFile:
     @property
     def taps(self) -> tuple[int, ...]:
         """After so many of the model's layers verification keeps what it reads."""
-        return ()
+        return (self.info.tap,) if self.info.tap else ()
 
     @property
     def drafts(self) -> bool:
@@ -116,15 +122,19 @@ class HeadFile:
     def whole(self) -> Mapping[str, Array]:
         """The tensors with each matrix of `feedback` in one piece [hidden, hidden], as the kernels take it.
 
-        One of them is read for a draft, and even whole it is small beside the layer and the LM head.
+        One of them is read for a draft, and even whole it is small beside the layer and the LM head. Those of the tap
+        lie beside keys and values of the layer: [kv outputs, 2 * hidden].
         """
-        if not self.info.feedback_rank:
-            return self.tensors
         tensors = dict(self.tensors)
-        down = as_float32(tensors.pop("feedback.down.weight"))
-        for distance in range(1, DISTANCES + 1):
-            name = f"feedback.{distance}.weight"
-            tensors[name] = as_float32(tensors[name]) @ down
+        if self.info.feedback_rank:
+            down = as_float32(tensors.pop("feedback.down.weight"))
+            for distance in range(1, DISTANCES + 1):
+                name = f"feedback.{distance}.weight"
+                tensors[name] = as_float32(tensors[name]) @ down
+        if self.info.tap:
+            for name, own in (("k_proj", "keys"), ("v_proj", "values")):
+                sides = tensors[f"layers.0.self_attn.{name}.weight"], tensors.pop(f"tap.{own}.weight")
+                tensors[f"tap.{name}.weight"] = np.hstack([as_float32(side) for side in sides])
         return tensors
 
     @classmethod
@@ -196,6 +206,11 @@ def head_shapes(info: HeadInfo, config: LlamaConfig) -> Shapes:
             shapes["feedback.down.weight"] = (rank, hidden)
         for distance in range(1, DISTANCES + 1):
             shapes[f"feedback.{distance}.weight"] = (hidden, rank or hidden)
+        if info.tap:
+            outputs = config.num_key_value_heads * config.head_dim
+            shapes |= {"tap.norm.weight": (hidden,), "tap.norm.bias": (hidden,)}
+            shapes |= {"tap.keys.weight": (outputs, hidden), "tap.values.weight": (outputs, hidden)}
+            shapes["tap.feedback.weight"] = (hidden, hidden)
     return {**shapes, "norm.weight": (config.hidden_size,)}
 
 
@@ -226,7 +241,7 @@ def read_info(path: Path) -> HeadInfo:
         objects = {name: parse_json(raw[name]) for name in ("recipe", "acceptance")}
         if not all(isinstance(value, dict) for value in objects.values()):
             raise ValueError("recipe and acceptance are JSON objects")
-        more: dict[str, Any] = {name: int(raw.get(name, "0")) for name in ("intermediate_size", "feedback_rank")}
+        more: dict[str, Any] = {name: int(raw.get(name, "0")) for name in ("intermediate_size", "feedback_rank", "tap")}
         more["sample"] = raw.get("sample", "")
         return HeadInfo(raw["kind"], int(raw["exit_layer"]), raw["model"], raw["model_hash"], **objects, **more)
     except (KeyError, ValueError) as error:

@@ -71,10 +71,19 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, attend: Attend) -> Tensor:  # [..., rows, hidden] -> [..., rows, hidden]
-        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+    def qkv(self, x: Tensor, heard: tuple[Tensor | int, Tensor | int] = (0, 0)) -> tuple[Tensor, Tensor, Tensor]:
+        """[..., rows, hidden] -> queries, keys and values [..., rows, heads, head_dim], before any rotation.
+
+        heard: what is added to keys and values, [..., rows, kv heads * head_dim].
+        """
+        projected = self.q_proj(x), self.k_proj(x) + heard[0], self.v_proj(x) + heard[1]
+        q, k, v = (each.unflatten(-1, (-1, self.head_dim)) for each in projected)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
+        return q, k, v
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:  # [..., rows, hidden] -> [..., rows, hidden]
+        q, k, v = self.qkv(x)
         return self.o_proj(attend(q, k, v, self.how).flatten(-2))
 
 

@@ -97,6 +97,7 @@ class Model:
         draft_ids: Sequence[int],
         threads: int,
         file: PackedFile = ...,
+        tap: int = ...,
     ) -> Model: ...
     def with_eagle3(
         self,

@@ -114,10 +114,11 @@ def tiny_head(
     exit_layer: int = 2,
     hash: str = "0",
     sizes: tuple[int, int] = (0, 0),
+    tap: int = 0,
 ) -> "ExitHead":
     """sizes: of its MLP, and the rank of its feedback; 0: the model's."""
     draft_ids = None if kind == "norm" else [i for i in range(VOCAB) if i % 5]
-    info = HeadInfo(kind, exit_layer, "tiny", hash, intermediate_size=sizes[0], feedback_rank=sizes[1])
+    info = HeadInfo(kind, exit_layer, "tiny", hash, intermediate_size=sizes[0], feedback_rank=sizes[1], tap=tap)
     return ExitHead.from_model(model, info, draft_ids)
 
 
@@ -142,14 +143,18 @@ def loud_head(
     kind: str = "feedback",
     exit_layer: int = 2,
     sizes: tuple[int, int] = (0, 0),
+    tap: int = 0,
     **shape: int,
 ) -> "ExitHead":
     """A feedback head for which what it receives matters, and differs with the distance: a fresh one ignores it."""
-    head = tiny_head(tiny_model(**shape), kind, exit_layer, hash, sizes)
+    head = tiny_head(tiny_model(**shape), kind, exit_layer, hash, sizes, tap)
     generator = torch.Generator().manual_seed(3)
     for name, parameter in head.feedback.named_parameters():
         if name != "norm.weight":
             parameter.data.normal_(0, strength / parameter.shape[0] ** 0.5, generator=generator)
+    if head.tap is not None:
+        for parameter in head.tap.state_dict().values():
+            parameter.normal_(0, strength, generator=generator)
     return head
 
 

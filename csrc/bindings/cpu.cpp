@@ -116,11 +116,11 @@ PyModel make_model(const ModelShape& shape, const py::dict& arrays, const Rotary
 }
 
 PyModel make_with_exit_head(const PyModel& base, int exit_layer, const py::dict& arrays, const std::vector<int>& draft_ids,
-                            int threads, const PackedFile& file) {
+                            int threads, const PackedFile& file, int tap) {
   const NamedTensors tensors = tensors_of(arrays);
   PyModel model{nullptr, base.arrays};
   const py::gil_scoped_release release;
-  model.model = with_exit_head(*base.model, exit_layer, tensors, draft_ids, threads, file);
+  model.model = with_exit_head(*base.model, exit_layer, tensors, draft_ids, threads, file, tap);
   return model;
 }
 
@@ -198,7 +198,7 @@ void bind_cpu(py::module_& m) {
            py::arg("kv"), py::arg("threads"), py::arg("first") = 0, py::arg("last") = -1, py::arg("lm_head") = true,
            py::arg("importance") = py::none(), py::arg("file") = PackedFile())
       .def("with_exit_head", &make_with_exit_head, py::arg("exit_layer"), py::arg("tensors"), py::arg("draft_ids"),
-           py::arg("threads"), py::arg("file") = PackedFile())
+           py::arg("threads"), py::arg("file") = PackedFile(), py::arg("tap") = 0)
       .def("with_eagle3", &make_with_eagle3, py::kw_only(), py::arg("shape"), py::arg("rotary"), py::arg("taps"),
            py::arg("norm_before_residual"), py::arg("norm_output"), py::arg("tensors"), py::arg("draft_ids"),
            py::arg("threads"), py::arg("file") = PackedFile())

@@ -64,7 +64,9 @@ std::shared_ptr<const CpuModel> facts_of(const py::object& passes) {
   model->kv = Stored::kFp32;
   model->rotary = passes.attr("rotary").cast<Rotary>();
   model->draft_ids = passes.attr("draft_ids").cast<std::vector<int>>();
-  if (auto taps = passes.attr("taps").cast<std::vector<int>>(); !taps.empty()) {
+  if (auto taps = passes.attr("taps").cast<std::vector<int>>(); !taps.empty() && passes.attr("hears").cast<bool>()) {
+    model->tap.layer = taps.front();
+  } else if (!taps.empty()) {
     Eagle eagle;
     eagle.shape.hidden_size = model->shape.hidden_size;
     eagle.taps = std::move(taps);
@@ -136,7 +138,7 @@ class PythonPasses final : public Passes {
       py::list wanted;
       for (Draw& draw : *draws) {
         const int away = draw.feedback != nullptr ? draw.position() - 1 - draw.feedback->position : 0;
-        const Floats heard = floats_of(away > 0 ? draw.feedback->hidden.data() : draw.states, 1, hidden());
+        const Floats heard = away > 0 ? floats_of(draw.feedback->hidden.data(), 1, draw.feedback->hidden.size()) : floats_of(draw.states, 1, hidden());
         const Floats states = eagle_ ? floats_of(draw.text->output(), 1, hidden()) : floats_of(draw.states, size_t(draw.rows.rows), hidden());
         const int* ids = draw.vocabulary->ids();
         const std::vector<int> own(ids ? ids + model().draft_ids.size() : nullptr, ids ? ids + draw.vocabulary->size() : nullptr);
@@ -147,6 +149,11 @@ class PythonPasses final : public Passes {
       if (out.is_none()) return false;
       logits_.clear();
       for (const py::handle& logits : out) logits_.push_back(logits.cast<Floats>());
+      for (size_t i = 0; hears_taps() && i < draws->size(); ++i) {
+        std::vector<float>& drawn = (*draws)[i].drawn;
+        drawn.resize(hidden());
+        copy_rows(passes_.attr("drawn")[py::int_(i)], hidden(), drawn.data());
+      }
       return true;
     });
     if (!done) return false;
@@ -183,6 +190,13 @@ class PythonPasses final : public Passes {
     out.choose = std::chrono::duration<double>(Steady::now() - chosen_from).count();
     return out;
   }
+  void hear(const std::vector<Segment>& segments, const float* states, const float* taps) override {
+    in_python([&] {
+      follow_blocks();
+      const size_t rows = count_of(segments, {});
+      passes_.attr("hear")(texts_of(segments), floats_of(states, rows, hidden()), floats_of(taps, rows, hidden()));
+    });
+  }
   std::exception_ptr failure(const Sampler* sampler) const override {
     for (const auto& [failed, why] : failures_)
       if (failed == sampler) return why;
@@ -207,6 +221,7 @@ class PythonPasses final : public Passes {
     PythonPasses& passes;
   };
 
+  bool hears_taps() const { return model().tap.layer > 0; }
   size_t hidden() const { return size_t(model().shape.hidden_size); }
   int number_of(const uint8_t* block) const { return int((block - blocks_->at(0)) / py::ssize_t(block_bytes())); }
   // (first position, rows, numbers of the blocks that hold them and what stands before, rows that are a prompt's)

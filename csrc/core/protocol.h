@@ -28,7 +28,8 @@ struct Limits {
 // The newest row that has passed all layers, as the last one left it: what exit heads of the kind `feedback` draw on.
 struct Feedback {
   int position = -1;
-  std::vector<float> hidden;
+  std::vector<float> hidden;         // and behind it, for a head with a tap, what the row was there
+  mutable std::vector<float> heard;  // what such a head makes of both, once it has drawn on them
 };
 
 // A row that stands beside another one: at a position of which the text holds another token, a draft's second choice.

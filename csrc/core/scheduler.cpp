@@ -226,7 +226,7 @@ bool Scheduler::rejects(int start, const std::vector<int>& true_ids) const {
 }
 
 void Scheduler::learn(int position, std::vector<float> hidden) {
-  if (!hidden.empty()) feedback_ = std::make_shared<const Feedback>(Feedback{position, std::move(hidden)});
+  if (!hidden.empty()) feedback_ = std::make_shared<const Feedback>(Feedback{position, std::move(hidden), {}});
 }
 
 // Only the rows before the last committed token are good, and that one's too if it is spared: it goes on as a sibling. A

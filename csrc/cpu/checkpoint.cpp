@@ -182,7 +182,7 @@ std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelSh
 }
 
 std::shared_ptr<const CpuModel> with_exit_head(const CpuModel& base, int exit_layer, const NamedTensors& tensors,
-                                               std::vector<int> draft_ids, int threads, const PackedFile& file) {
+                                               std::vector<int> draft_ids, int threads, const PackedFile& file, int tap) {
   auto model = std::make_shared<CpuModel>(base);
   model->exit_layer = exit_layer;
   model->draft_ids = std::move(draft_ids);
@@ -206,18 +206,41 @@ std::shared_ptr<const CpuModel> with_exit_head(const CpuModel& base, int exit_la
     distances.push_back(tensor_of(tensors, distance(d), shape.hidden_size, shape.hidden_size));
   const Tensor feedback_norm = tensor_of(tensors, "feedback.norm.weight", shape.hidden_size, 1, !distances.empty());
   const Tensor norm = tensor_of(tensors, "norm.weight", shape.hidden_size, 1);
+  ModelShape without_queries = shape;
+  without_queries.num_heads = 0;
+  LayerTensors keys;
+  Tensor heard;
+  if (tap > 0) {
+    if (layers.empty() || distances.empty() || tap <= exit_layer || tap >= shape.num_layers)
+      throw std::runtime_error("an exit head cannot hear layer " + std::to_string(tap));
+    keys = layers.front();
+    keys.q = keys.q_bias = keys.o = keys.o_bias = keys.gate = keys.gate_bias = {};
+    keys.q.columns = 2 * shape.hidden_size;
+    keys.k = tensor_of(tensors, "tap.k_proj.weight", shape.kv_outputs(), keys.q.columns);
+    keys.v = tensor_of(tensors, "tap.v_proj.weight", shape.kv_outputs(), keys.q.columns);
+    heard = tensor_of(tensors, "tap.feedback.weight", shape.hidden_size, shape.hidden_size);
+  }
 
   Team team(threads, {});
   const Packer packer(*model->kernels, model->format, shape, &team, false, file.present());
+  const Packer keys_packer(*model->kernels, model->format, without_queries, &team, false, file.present());
   size_t bytes = model->draft_ids.empty() ? 0 : packer.matrix_bytes(int(model->draft_ids.size()), shape.hidden_size);
   for (const LayerTensors& own : layers) bytes += packer.layer_bytes(own);
-  bytes += distances.size() * packer.matrix_bytes(shape.hidden_size, shape.hidden_size);
+  bytes += (distances.size() + (tap > 0)) * packer.matrix_bytes(shape.hidden_size, shape.hidden_size);
+  if (tap > 0) bytes += keys_packer.layer_bytes(keys);
   uint8_t* memory = allocate(bytes, file, &team, model.get());
   model->exit_layers.clear();
   for (const LayerTensors& own : layers) model->exit_layers.push_back(packer.layer(own, &memory));
   model->exit_feedback = {};
   if (!distances.empty()) model->exit_feedback.norm = Packer::vector(feedback_norm);
   for (const Tensor& matrix : distances) model->exit_feedback.distances.push_back(packer.matrix(matrix, &memory));
+  model->tap = {tap, {}, {}, {}, {}};
+  if (tap > 0) {
+    model->tap.norm = Packer::vector(tensor_of(tensors, "tap.norm.weight", shape.hidden_size, 1));
+    model->tap.bias = Packer::vector(tensor_of(tensors, "tap.norm.bias", shape.hidden_size, 1));
+    model->tap.keys = keys_packer.layer(keys, &memory);
+    model->tap.feedback = packer.matrix(heard, &memory);
+  }
   model->exit_head.norm = Packer::vector(norm);
   model->exit_head.lm_head = model->draft_ids.empty()
                                  ? model->head.lm_head

@@ -28,6 +28,7 @@ struct CpuModel {
   int exit_layer = 0;
   std::vector<PackedLayer> exit_layers;
   PackedFeedback exit_feedback;
+  PackedTap tap;
   PackedHead exit_head;                // its matrix may be `head`'s
   std::shared_ptr<const Eagle> eagle;  // or this, which reads what all layers make of the text
   std::vector<int> draft_ids;          // or empty: the whole vocabulary
@@ -39,6 +40,9 @@ struct CpuModel {
   const PackedHead& drafting_head() const { return eagle ? eagle->head : exit_head; }
   bool drafts() const { return !drafting_head().norm.empty(); }
   DraftVocabulary draft_vocabulary() const;   // that a text begins with
+  std::vector<int> taps() const {      // after so many layers, verified rows are kept for the head
+    return eagle ? eagle->taps : tap.layer > 0 ? std::vector<int>{tap.layer} : std::vector<int>();
+  }
 };
 
 std::vector<const PackedLayer*> pointers(const std::vector<PackedLayer>& layers, int first, int last);
@@ -69,9 +73,9 @@ std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelSh
 
 // The same model with an exit head after layers [0, exit_layer), or on the embeddings; the weights of the model itself
 // are shared.
-// draft_ids: those that the head scores; empty: all. file: as of Packing.
+// draft_ids: those that the head scores; empty: all. file: as of Packing. tap: PackedTap::layer.
 std::shared_ptr<const CpuModel> with_exit_head(const CpuModel& base, int exit_layer, const NamedTensors& tensors,
-                                               std::vector<int> draft_ids, int threads, const PackedFile& file = {});
+                                               std::vector<int> draft_ids, int threads, const PackedFile& file = {}, int tap = 0);
 
 // The same with an EAGLE-3 head. eagle: its shape, rotation, taps and flags; the rest comes from the tensors, of which the
 // embedding is read where it lies.

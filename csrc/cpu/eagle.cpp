@@ -11,14 +11,6 @@ namespace {
 
 std::vector<const PackedLayer*> all(const std::vector<PackedLayer>& layers) { return pointers(layers, 0, int(layers.size())); }
 
-void normalize(const float* x, const std::vector<float>& weight, float eps, float* out) {
-  double squares = 0.0;
-  const size_t n = weight.size();
-  for (size_t i = 0; i < n; ++i) squares += double(x[i]) * x[i];
-  const float scale = 1.0f / std::sqrt(float(squares / double(n)) + eps);
-  for (size_t i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
-}
-
 }  // namespace
 
 size_t Eagle::bytes() const {

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <numeric>
 
-
 namespace ppsd {
 
 static_assert(kSiblings == kSiblingSlots, "stages keep the siblings that a scheduler may have under way");
@@ -273,6 +272,8 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
                        queries_.data(), cache, positions, siblings, then(in, out), layer.norms(shape_.rms_norm_eps)};
     share(layer.qkv.panels(), in.together, [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
 
+    if (layer.o.data == nullptr) continue;   // keys and values alone
+
     ReadAhead ahead = after_attention(layer, team, member);
     share(segment_units_.back(), 1, [&](int begin, int end) { attend_segments(number, begin, end, siblings, &ahead); });
 
@@ -311,8 +312,22 @@ bool LayerStack::run(Team& team, const std::vector<Segment>& segments, const std
   return done;
 }
 
-FeedbackStack::FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members)
-    : kernels_(kernels), feedback_(feedback), eps_(shape.rms_norm_eps), shares_(members) {
+void normalize(const float* x, const std::vector<float>& weight, float eps, float* out) {
+  double squares = 0.0;
+  const size_t n = weight.size();
+  for (size_t i = 0; i < n; ++i) squares += double(x[i]) * x[i];
+  const float scale = 1.0f / std::sqrt(float(squares / double(n)) + eps);
+  for (size_t i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
+}
+
+void normalize(const float* x, const PackedTap& tap, float eps, float* out) {
+  normalize(x, tap.norm, eps, out);
+  for (size_t i = 0; i < tap.bias.size(); ++i) out[i] += tap.bias[i];
+}
+
+FeedbackStack::FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, const PackedTap& tap,
+                             int members)
+    : kernels_(kernels), feedback_(feedback), tap_(tap), eps_(shape.rms_norm_eps), shares_(members) {
   for (int member = 0; member < members && !feedback.distances.empty(); ++member)
     inputs_.emplace_back(Activations::bytes(kernels, feedback.distances[0].format, kPassRows, shape.hidden_size));
 }
@@ -326,10 +341,31 @@ void FeedbackStack::begin_pass(int rows) {
 void FeedbackStack::pass(Team& team, int member, const float* states, int distance, float* x) {
   const Matrix& matrix = feedback_.distances[distance - 1];
   const Activations input = Activations::at(kernels_, inputs_[member].as<>(), matrix.format, rows_, matrix.inputs);
-  kernels_.normalize(states, rows_, feedback_.norm.data(), eps_, input);
-  const AddPhase phase{&matrix, nullptr, &input, rows_, x};
+  if (tap_.layer > 0) kernels_.convert(states, rows_, input);
+  else kernels_.normalize(states, rows_, feedback_.norm.data(), eps_, input);
+  add(team, member, matrix, input, x);
+}
+
+void FeedbackStack::add(Team& team, int member, const Matrix& matrix, const Activations& input, float* x) {
+  const AddPhase phase{&matrix, nullptr, &input, rows_, x, {}};
   team.share(shares_, member, matrix.panels(), kTogether, [&](int begin, int end) { kernels_.add(phase, begin, end); });
   team.barrier();
+}
+
+std::vector<float> FeedbackStack::hear(Team& team, const std::vector<const float*>& states) {
+  const size_t hidden = feedback_.norm.size();
+  std::vector<float> heard(states.size() * hidden), z(heard.size());
+  for (size_t i = 0; i < states.size(); ++i) {
+    normalize(states[i], feedback_.norm, eps_, heard.data() + i * hidden);
+    normalize(states[i] + hidden, tap_, eps_, z.data() + i * hidden);
+  }
+  begin_pass(int(states.size()));
+  team.run([&](int member) {
+    const Activations input = Activations::at(kernels_, inputs_[size_t(member)].as<>(), tap_.feedback.format, rows_, int(hidden));
+    kernels_.convert(z.data(), rows_, input);
+    add(team, member, tap_.feedback, input, heard.data());
+  });
+  return heard;
 }
 
 }  // namespace ppsd

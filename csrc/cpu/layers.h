@@ -24,6 +24,10 @@ struct Segment {
   int prompt = 0;
 };
 
+// x [n] over its root mean square, times weight [n].
+void normalize(const float* x, const std::vector<float>& weight, float eps, float* out);
+void normalize(const float* x, const PackedTap& tap, float eps, float* out);   // z, of a row after the tap's layer
+
 class LayerStack {
  public:
   // The caches of texts lie in blocks of kSpan positions; in each of them this stack's bytes are [offset, end()).
@@ -89,16 +93,22 @@ class LayerStack {
 // all layers, seen from `distance` rows after it.
 class FeedbackStack {
  public:
-  FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members);
+  FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, const PackedTap& tap, int members);
 
   int most_distance() const { return int(feedback_.distances.size()); }
   void begin_pass(int rows);   // throws std::logic_error where there is no room for them
-  // By every member: x [rows][hidden] += W[distance] norm(states [rows][hidden]); distance: 1 to most_distance().
+  // By every member: x [rows][hidden] += W[distance] norm(states [rows][hidden]); distance: 1 to most_distance(). Of a head with a
+  // tap the states have been normed, by `hear`.
   void pass(Team& team, int member, const float* states, int distance, float* x);
+  // By a team: states [rows][2][hidden], after the last layer and at the tap, become what W[distance] reads, [rows][hidden].
+  std::vector<float> hear(Team& team, const std::vector<const float*>& states);
 
  private:
   const Kernels& kernels_;
+  void add(Team& team, int member, const Matrix& matrix, const Activations& input, float* x);
+
   const PackedFeedback& feedback_;
+  const PackedTap& tap_;
   const float eps_;
   int rows_ = 0;                 // of the pass
   std::vector<Memory> inputs_;   // of each member

@@ -165,7 +165,7 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory, const float* 
   append_rotary(t.k, shape_.head_dim, &qkv);
   for (const RowOf& row : rows_of(t.v)) qkv.push_back(row);
   out.qkv = pack(qkv_matrix(t), qkv, weigh(at.qkv), memory);
-  if (t.q_bias.present()) {
+  if (t.k_bias.present()) {
     append_rotary(t.q_bias, shape_.head_dim, &out.qkv_bias);
     append_rotary(t.k_bias, shape_.head_dim, &out.qkv_bias);
     for (float x : vector(t.v_bias)) out.qkv_bias.push_back(x);
@@ -175,7 +175,7 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory, const float* 
     append_rotary(t.q_norm, shape_.head_dim, &out.q_norm);
     append_rotary(t.k_norm, shape_.head_dim, &out.k_norm);
   }
-  out.o = pack(plain_matrix(t.o), rows_of(t.o), weigh(at.o), memory);
+  if (t.o.present()) out.o = pack(plain_matrix(t.o), rows_of(t.o), weigh(at.o), memory);
   if (t.o_bias.present()) out.o_bias = vector(t.o_bias);
   if (t.gate_bias.present()) {
     const std::vector<float> gate = vector(t.gate_bias), up = vector(t.up_bias);

@@ -99,7 +99,7 @@ struct LayerTensors {
   LayerAttention attention;
 };
 
-// A decoder layer, or the attention block of one.
+// A decoder layer, the attention block of one, or keys and values alone (no `o`).
 struct PackedLayer {
   std::vector<float> input_norm, post_norm, qkv_bias, o_bias, gate_up_bias, down_bias;   // biases: or empty
   std::vector<float> q_norm, k_norm;   // in rotary order, or empty
@@ -128,6 +128,14 @@ struct PackedHead {   // a norm and (part of) the LM head
 struct PackedFeedback {   // [hidden, hidden] for each distance from 1 on; none but in heads of the kind `feedback`
   std::vector<float> norm;
   std::vector<Matrix> distances;
+};
+
+// What a `feedback` head hears of verified rows after a layer in the middle: z, normed with a weight and a bias.
+struct PackedTap {
+  int layer = 0;                 // after so many of the model's layers; 0: it hears nothing
+  std::vector<float> norm, bias; // [hidden]
+  PackedLayer keys;              // keys and values alone, of [what the head's layer reads, z]: [kv outputs, 2 * hidden]
+  Matrix feedback;               // [hidden, hidden]: of z, beside the normed last hidden state
 };
 
 // Bytes that packing needs, and the packing itself. Matrices lie in one stretch of memory in the order of use.

@@ -98,6 +98,7 @@ struct Loop::Answer {
   int headed = 0;             // rows that have passed the exit head's own layers
   int most = 0;               // drafts that the round at hand may have
   DraftStep step;             // in hand
+  const float* taps = nullptr;   // of the part that is being concluded, [rows and siblings][hidden], for a head with a tap
 
   // Where stages have passes of their own:
   size_t words() const {           // of the tables of a pass, at the most

@@ -216,7 +216,7 @@ TimedText::TimedText(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team
       vocabulary_(passes_.draft_vocabulary()) {
   sampler_.begin({}, 0);
   for (int i = 0; i < kPassRows * passes_.model().shape.hidden_size; ++i) states_.push_back(float(i * 37 % 101) / 101.0f - 0.5f);
-  feedback_.hidden.assign(states_.begin(), states_.begin() + passes_.model().shape.hidden_size);
+  feedback_.hidden.assign(states_.begin(), states_.begin() + passes_.model().shape.hidden_size + ptrdiff_t(passes_.tap_width()));
 }
 
 // In memory that is really there.
@@ -246,7 +246,7 @@ void TimedText::follow(int context) {
 
 double TimedText::step(bool draw, int context) {
   reserve(context + kPassRows);
-  if (passes_.taps() > 0) follow(context);
+  if (passes_.model().eagle) follow(context);
   feedback_.position = context - 1;
   x_.resize(states_.size());
   const int id = context % passes_.model().shape.vocab_size;

@@ -8,15 +8,29 @@
 #include "../cpu/half.h"
 
 namespace ppsd {
+namespace {
+
+ModelShape without_queries(ModelShape shape) {
+  shape.num_heads = 0;
+  return shape;
+}
+
+}  // namespace
 
 CpuPasses::Drafting::Drafting(const CpuModel& model, int members)
     : early(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, 0, model.exit_layer), members),
       exit(*model.kernels, model.shape, model.format, model.kv, pointers(model.exit_layers, 0, int(model.exit_layers.size())), members,
            early.end()),
-      feedback(*model.kernels, model.shape, model.exit_feedback, members),
+      feedback(*model.kernels, model.shape, model.exit_feedback, model.tap, members),
       head(model.drafts() ? std::make_unique<Head>(*model.kernels, model.shape, model.drafting_head(), members) : nullptr) {
   exit.followed_by(&model.drafting_head().lm_head);
   early.followed_by(exit.size() > 0 ? &model.exit_layers.front().qkv : &model.drafting_head().lm_head);
+  if (model.tap.layer == 0) return;
+  exit.tap({0});
+  wide.resize(size_t(kPassRows) * 2 * size_t(model.shape.hidden_size));
+  keys = std::make_unique<LayerStack>(*model.kernels, without_queries(model.shape), model.format, model.kv,
+                                      std::vector<const PackedLayer*>{&model.tap.keys}, members, exit.begin());
+  keys->read_wide(wide.data());
 }
 
 CpuPasses::CpuPasses(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, const std::vector<int>& keep, bool late)
@@ -32,7 +46,9 @@ CpuPasses::CpuPasses(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team
   use(nullptr);
   if (!keep.empty() && drafting_->early.size() > 0) throw std::runtime_error("hidden states are kept without an exit head");
   if (late) {
-    late_.tap(eagle_ ? model_->eagle->taps : keep);
+    std::vector<int> taps = model_->drafts() ? model_->taps() : keep;
+    for (int& tap : taps) tap -= model_->exit_layer;
+    late_.tap(std::move(taps));
     head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->head, members());
     late_.followed_by(&model_->head.lm_head);
   }
@@ -45,7 +61,7 @@ CpuPasses::CpuPasses(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team
 void CpuPasses::draft_with(std::shared_ptr<const CpuModel> model) {
   if (head_ || eagle_) throw std::logic_error("the late layers here are of the model before");
   auto drafting = std::make_unique<Drafting>(*model, members());
-  if (drafting->exit.end() != drafting_->exit.end()) throw std::runtime_error("this exit head has other sizes");
+  if (drafting->exit.end() != drafting_->exit.end() || model->tap.layer != model_->tap.layer) throw std::runtime_error("this exit head has other sizes");
   drafting_ = std::move(drafting);
   model_ = std::move(model);
 }
@@ -122,12 +138,19 @@ bool CpuPasses::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
   std::vector<Draw*> order;   // by distance, so that rows that one matrix is for lie together
   for (Draw& draw : *draws) order.push_back(&draw);
   std::stable_sort(order.begin(), order.end(), [&](const Draw* a, const Draw* b) { return distance(*a) < distance(*b); });
+  if (drafting_->keys) hear_feedback(order);
   const bool alike = distance(*order.front()) == distance(*order.back());
   const bool together = order.size() == 1 || rows == int(order.size());
   const bool done = eagle_              ? draw_by_eagle(order)
                     : alike && together ? draw_at_once(order, cancelled)
                                         : draw_in_parts(order, cancelled);
   if (!done) return false;
+  const float* drawn = drafting_->exit.tapped();
+  for (Draw* draw : order) {
+    if (!drafting_->keys) break;
+    drawn += size_t(draw->rows.rows) * hidden;
+    draw->drawn.assign(drawn - hidden, drawn);
+  }
   const std::vector<int> chosen = drafting_->head->chosen();
   for (size_t i = 0; i < order.size(); ++i) take(order[i], chosen[i]);
   return true;
@@ -144,7 +167,7 @@ bool CpuPasses::draw_at_once(const std::vector<Draw*>& draws, const Cancelled& c
     const Draw& draw = *draws[i];
     std::memcpy(x, draw.states, size_t(draw.rows.rows) * row_bytes);
     x += size_t(draw.rows.rows) * hidden;
-    if (away > 0) std::memcpy(states_.data() + i * hidden, draw.feedback->hidden.data(), row_bytes);
+    if (away > 0) std::memcpy(states_.data() + i * hidden, heard(draw), row_bytes);
     segments.push_back(draw.rows);
     rows.push_back({x - hidden, draw.sampler, draw.position(), draw.vocabulary});
   }
@@ -169,7 +192,7 @@ bool CpuPasses::draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& 
   for (size_t first = 0, last = 0; first < draws.size(); first = last) {   // what the heads draw of verified rows
     const int away = distance(*draws[first]);
     for (; last < draws.size() && distance(*draws[last]) == away; ++last)
-      if (away > 0) std::memcpy(states_.data() + (last - first) * hidden, draws[last]->feedback->hidden.data(), row_bytes);
+      if (away > 0) std::memcpy(states_.data() + (last - first) * hidden, heard(*draws[last]), row_bytes);
     if (away == 0) continue;
     drafting_->feedback.begin_pass(int(last - first));
     team_->run([&](int member) { drafting_->feedback.pass(*team_, member, states_.data(), away, from(first)); });
@@ -193,6 +216,33 @@ bool CpuPasses::draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& 
   }
   ask_head(draws);
   return true;
+}
+
+// Once for a verified row, however many drafts hear of it.
+void CpuPasses::hear_feedback(const std::vector<Draw*>& draws) {
+  std::vector<const Draw*> wanted;
+  std::vector<const float*> states;
+  for (const Draw* draw : draws)
+    if (distance(*draw) > 0 && draw->feedback->heard.empty()) wanted.push_back(draw), states.push_back(draw->feedback->hidden.data());
+  if (wanted.empty()) return;
+  const std::vector<float> all = drafting_->feedback.hear(*team_, states);
+  const auto hidden = ptrdiff_t(model_->shape.hidden_size);
+  for (size_t i = 0; i < wanted.size(); ++i)
+    wanted[i]->feedback->heard.assign(all.begin() + ptrdiff_t(i) * hidden, all.begin() + ptrdiff_t(i + 1) * hidden);
+}
+
+void CpuPasses::hear(const std::vector<Segment>& segments, const float* states, const float* taps) {
+  const size_t hidden = size_t(model_->shape.hidden_size);
+  const float eps = model_->shape.rms_norm_eps;
+  size_t row = 0;
+  for (const Segment& segment : segments)
+    for (const size_t end = row + size_t(segment.rows); row < end; ++row) {
+      check_bound(row + 1, size_t(kPassRows), "rows");
+      float* wide = drafting_->wide.data() + 2 * row * hidden;
+      normalize(states + row * hidden, model_->tap.keys.input_norm, eps, wide);
+      normalize(taps + row * hidden, model_->tap, eps, wide + hidden);
+    }
+  drafting_->keys->run(*team_, segments, {}, rope_.data(), drafting_->wide.data());
 }
 
 bool CpuPasses::draw_by_eagle(const std::vector<Draw*>& draws) {

@@ -37,6 +37,7 @@ class CpuPasses final : public Passes {
   void catch_up(const Segment& rows, const float* states) override;
   Chosen verify(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
                 const std::vector<Head::Row>& rows, const Cancelled& cancelled) override;
+  void hear(const std::vector<Segment>& segments, const float* states, const float* taps) override;
   std::exception_ptr failure(const Sampler* sampler) const override { return head_->failure(sampler); }
   const float* tapped(int row) const override { return late_.tapped() + size_t(row) * tap_width(); }
   void read_taps(EagleText* text, uint8_t* const* blocks, int spans) override { eagle_->catch_up(text, blocks, spans); }
@@ -46,6 +47,8 @@ class CpuPasses final : public Passes {
   std::vector<uint16_t> kept(uint8_t* const* blocks, int rows) const;
  private:
   int distance(const Draw& draw) const;
+  const float* heard(const Draw& draw) const { return (draw.feedback->heard.empty() ? draw.feedback->hidden : draw.feedback->heard).data(); }
+  void hear_feedback(const std::vector<Draw*>& draws);
   bool pass_exit(const std::vector<Segment>& segments, const Cancelled& cancelled);
   bool draw_at_once(const std::vector<Draw*>& draws, const Cancelled& cancelled);
   bool draw_by_eagle(const std::vector<Draw*>& draws);
@@ -58,6 +61,8 @@ class CpuPasses final : public Passes {
     Drafting(const CpuModel& model, int members);
     LayerStack early, exit;
     FeedbackStack feedback;
+    std::unique_ptr<LayerStack> keys;   // of verified rows, in the place of the exit layer's; null: there is no tap
+    std::vector<float> wide;            // [kPassRows][2 * hidden], which these read
     std::unique_ptr<Head> head;   // null: there are no drafts
   };
 

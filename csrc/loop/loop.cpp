@@ -464,7 +464,10 @@ bool Loop::draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws
                       &answer.eagle, {}});
   }
   if (!passes_.draw(draws, cancelled_)) return false;
-  for (const Part& part : parts) part.answer->headed = part.answer->exits.end();
+  for (size_t i = 0; i < parts.size(); ++i) {
+    parts[i].answer->headed = parts[i].answer->exits.end();
+    if (!(*draws)[i].drawn.empty()) parts[i].answer->exits.drew((*draws)[i].position() - 1, std::move((*draws)[i].drawn));
+  }
   return true;
 }
 
@@ -548,7 +551,7 @@ void Loop::verify(const std::vector<Part>& parts) {
   x = x_.data();
   int row = 0;
   for (const Part& part : parts) {
-    if (model().eagle) tell_eagle(part, passes_.tapped(row));
+    if (passes_.taps() > 0) tell_taps(part, passes_.tapped(row));
     row += part.all_rows();
     const int chooses = part.chooses(), count = chooses + int(part.siblings.size());
     const float* first = x + size_t(part.rows - chooses) * hidden;
@@ -558,6 +561,7 @@ void Loop::verify(const std::vector<Part>& parts) {
     next += count;
     x += size_t(part.all_rows()) * hidden;
   }
+  hear_all();
 }
 
 // What a pass has made of a part. chosen: after each row that chooses, and then after each sibling; hidden: likewise
@@ -570,9 +574,11 @@ void Loop::conclude(const Part& part, const int* chosen, const float* hidden, co
   else commit(part, chosen, hidden, std::move(logprobs));
 }
 
-// What verified rows are at the taps of an EAGLE-3 head, which reads them when it drafts: [rows and siblings][taps][hidden].
-void Loop::tell_eagle(const Part& part, const float* taps) {
+// What verified rows are at the head's taps, [rows and siblings][taps][hidden]. An EAGLE-3 head reads them when it drafts.
+void Loop::tell_taps(const Part& part, const float* taps) {
   Answer& answer = *part.answer;
+  answer.taps = taps;
+  if (!model().eagle) return;
   const size_t width = passes_.tap_width();
   if (answer.eagle.pending() + part.rows > kPassRows) read_taps(answer);
   answer.eagle.verified(part.start, part.rows, taps, width);
@@ -594,7 +600,7 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden, std:
   verdict.start = part.start;
   verdict.true_ids.assign(chosen, chosen + part.all_rows());
   verdict.siblings = part.siblings;
-  if (passes_.uses_feedback()) verdict.hidden.assign(hidden, hidden + size_t(part.all_rows()) * model().shape.hidden_size);
+  if (passes_.uses_feedback()) verdict.hidden = with_taps(answer, hidden, 0, part.all_rows());
   verdict.logprobs = std::move(logprobs);
   auto round = answer.scheduler.land(verdict);
   if (!round) throw std::logic_error("a verdict that nobody waits for");
@@ -620,7 +626,7 @@ void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden,
   keep(answer, part.start);
   if (answer.begun || answer.rows < answer.rows_wanted()) return;
   std::vector<float> last;
-  if (passes_.uses_feedback()) last.assign(hidden, hidden + model().shape.hidden_size);
+  if (passes_.uses_feedback()) last = with_taps(answer, hidden, part.rows - 1, 1);
   answer.begun = true;
   answer.put(answer.scheduler.begin(answer.request.prompt, answer.shared, *chosen, std::move(last), std::move(logprobs)));
 }
@@ -629,6 +635,7 @@ void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden,
 // head's layers have seen them.
 void Loop::keep(Answer& answer, int start) {
   cut(answer, std::max({answer.rows, answer.left, answer.begun ? answer.scheduler.drafted_rows() : 0}));
+  if (passes_.taps() > 0 && passes_.uses_feedback()) hear(answer, start);
   if (answer.rows / kSpan > answer.headed / kSpan) catch_up(answer);
   if (model().eagle && answer.rows / kSpan > start / kSpan) {
     const std::vector<int>& text = answer.text();
@@ -637,6 +644,35 @@ void Loop::keep(Answer& answer, int start) {
   }
   answer.exits.forget(std::min(answer.headed, answer.rows));
   answer.table.keep(answer.text(), shared_at_most(answer, answer.rows));
+}
+
+// [rows][hidden] after the last layer, and behind each, for a head with a tap, what the part's row `row` and those after it are there.
+std::vector<float> Loop::with_taps(const Answer& answer, const float* hidden, int row, int rows) const {
+  const size_t width = size_t(model().shape.hidden_size), behind = passes_.tap_width();
+  std::vector<float> all;
+  for (size_t r = 0; r < size_t(rows); ++r) {
+    all.insert(all.end(), hidden + r * width, hidden + (r + 1) * width);
+    const float* tapped = answer.taps + (size_t(row) + r) * behind;
+    if (behind > 0) all.insert(all.end(), tapped, tapped + behind);
+  }
+  return all;
+}
+
+// The rows from `start` on are verified just now. They wait for hear_all, with those of other answers.
+void Loop::hear(Answer& answer, int start) {
+  if (answer.headed < start) catch_up(answer);
+  const int rows = answer.rows - start;
+  const std::vector<float> x = answer.exits.drawn(start, rows);
+  heard_.push_back(answer.segment(start, rows));
+  heard_x_.insert(heard_x_.end(), x.begin(), x.end());
+  heard_taps_.insert(heard_taps_.end(), answer.taps, answer.taps + x.size());
+  answer.headed = std::max(answer.headed, answer.rows);
+  if (answer.rows / kSpan > start / kSpan) hear_all();   // that block may be others' from now on
+}
+
+void Loop::hear_all() {
+  if (!heard_.empty()) passes_.hear(heard_, heard_x_.data(), heard_taps_.data());
+  heard_.clear(), heard_x_.clear(), heard_taps_.clear();
 }
 
 // What is known of rows from `end` on is void.

@@ -146,7 +146,10 @@ class Loop {
   void verify(const std::vector<Part>& parts);
   void conclude(const Part& part, const int* chosen, const float* hidden, const std::exception_ptr& failure,
                 std::vector<Logprobs> logprobs);
-  void tell_eagle(const Part& part, const float* taps);
+  void tell_taps(const Part& part, const float* taps);
+  std::vector<float> with_taps(const Answer& answer, const float* hidden, int row, int rows) const;
+  void hear(Answer& answer, int start);
+  void hear_all();
   void read_taps(Answer& answer);
   void commit(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs);
   void prompt_done(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs);
@@ -171,6 +174,8 @@ class Loop {
   const LoopLimits limits_;
   std::vector<float> x_, early_x_;   // [kPassRows][hidden]
   int early_rows_ = 0;               // of early_x_, in use
+  std::vector<Segment> heard_;       // verified rows that a head with a tap is to hear,
+  std::vector<float> heard_x_, heard_taps_;   // and what they are: see Passes::hear
   Answers waiting_, running_;        // both in order of arrival
   uint64_t arrivals_ = 0;
   Policy policy_;

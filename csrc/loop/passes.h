@@ -51,6 +51,7 @@ class Passes {
     double sibling_bar;         // above 0: the second choice too, if it can be as probable
     EagleText* text;            // of an EAGLE-3 head
     Draft draft;                // what comes of it
+    std::vector<float> drawn;   // [hidden]: its last row and what that has heard, for a head with a tap, see hear
     int position() const { return rows.start + rows.rows; }
   };
   // Of several texts at once. False: cancelled on the way.
@@ -68,10 +69,13 @@ class Passes {
     missing();
   }
   virtual std::exception_ptr failure(const Sampler*) const { missing(); }   // of its grammar, in the last `verify`; or null
-  // Of an EAGLE-3 head: what the rows of the last verification are at its taps, from row `row` on; and how many numbers each has.
+  // What rows of several texts are at the tap of a head of the kind `feedback`, [rows][hidden], once they are verified: their keys and
+  // values in its layer are made anew. states: Draw::drawn, or as they left the early layers where nothing was drawn from them.
+  virtual void hear(const std::vector<Segment>&, const float*, const float*) { missing(); }
+  // What the rows of the last verification are at the head's taps, from row `row` on; and how many numbers each has.
   virtual const float* tapped(int) const { missing(); }
-  size_t tap_width() const { return model_->eagle ? model_->eagle->tap_width() : 0; }
-  int taps() const { return model_->eagle ? int(model_->eagle->taps.size()) : 0; }
+  size_t tap_width() const { return size_t(taps()) * size_t(model_->shape.hidden_size); }
+  int taps() const { return int(model_->taps().size()); }
   virtual void read_taps(EagleText*, uint8_t* const*, int) { missing(); }
 
   // Of the two rows at this position, the sibling's now is the text's. late: in its late layers too.

@@ -23,6 +23,7 @@ void TextStages::begin(int answer, uint64_t key) {
   eagle_ = {};
   exits_.clear();
   headed_ = 0;
+  drawn_.clear();
   heard_.reset();
   kept_.clear();
   passes_->reserve(blocks_ ? blocks_->rows() : 0, passes_->model().rotary.matters(answer));
@@ -41,9 +42,10 @@ std::optional<std::pair<int, double>> TextStages::draft(int start, const std::ve
   if (heard_ && heard_->position >= start) heard_.reset();   // that row is void
   exits_.resize(size_t(start) * hidden());
   headed_ = std::min(headed_, start);
+  drawn_.erase(drawn_.lower_bound(start), drawn_.end());
   vocabulary_.roll_back(start);
   drafting_.know(start, ids.data(), int(ids.size()));
-  if (passes_->taps() > 0 && !ids.empty()) eagle_.know(start, ids.data(), int(ids.size()));
+  if (passes_->model().eagle && !ids.empty()) eagle_.know(start, ids.data(), int(ids.size()));
   for (size_t done = 0; done < ids.size(); done += kPassRows) {
     const int rows = int(std::min(size_t(kPassRows), ids.size() - done)), first = drafted();
     exits_.resize(size_t(first + rows) * hidden());
@@ -58,6 +60,7 @@ std::optional<std::pair<int, double>> TextStages::draft(int start, const std::ve
                                    &drafting_, &vocabulary_, 0.0, &eagle_, {}}};
   passes_->draw(&draws);
   headed_ = end;
+  if (!draws.front().drawn.empty()) drawn_[end - 1] = std::move(draws.front().drawn);
   return std::make_pair(draws.front().draft.token, draws.front().draft.confidence);
 }
 
@@ -74,11 +77,11 @@ std::vector<int> TextStages::verify(int start, const std::vector<int>& ids, int 
     const std::vector<int> chosen = passes_->verify({segment(done, rows)}, x.data(), {}, choosing).ids;
     if (std::find(chosen.begin(), chosen.end(), Sampler::kNone) != chosen.end()) throw std::runtime_error(kNoNumber);
     own.insert(own.end(), chosen.begin(), chosen.end());
-    if (passes_->taps() > 0) {
+    if (passes_->model().eagle) {
       if (eagle_.pending() + rows > kPassRows) passes_->read_taps(&eagle_, segment(done, 0).blocks, segment(done, 0).spans);
       eagle_.verified(done, rows, passes_->tapped(0), passes_->tap_width());
     }
-    if (done >= first && passes_->uses_feedback()) keep(done, x.data(), rows);
+    if ((done >= first || kept_width() > hidden()) && passes_->uses_feedback()) keep(done, x.data(), rows);
     done += rows;
   }
   return own;
@@ -86,17 +89,40 @@ std::vector<int> TextStages::verify(int start, const std::vector<int>& ids, int 
 
 void TextStages::learn(int position) {
   if (!passes_->uses_feedback()) return;
-  const auto row = kept_.begin() + ptrdiff_t(hidden() * size_t(position - kept_from_));
-  heard_ = Feedback{position, {row, row + ptrdiff_t(hidden())}};
+  const auto width = ptrdiff_t(kept_width());
+  const auto row = kept_.begin() + width * (position - kept_from_);
+  if (kept_width() > hidden()) hear(position + 1);
+  heard_ = Feedback{position, {row, row + width}, {}};
   kept_.clear();
 }
 
+// The rows from kept_from_ on are verified.
+void TextStages::hear(int end) {
+  for (int done = kept_from_; done < end; done += kPassRows) {
+    const int rows = std::min(kPassRows, end - done);
+    std::vector<float> x, taps;
+    for (int row = done; row < done + rows; ++row) {
+      const auto drawn = drawn_.find(row);
+      const float* from = drawn != drawn_.end() ? drawn->second.data() : exits_.data() + size_t(row) * hidden();
+      x.insert(x.end(), from, from + hidden());
+      const auto tapped = kept_.begin() + ptrdiff_t(kept_width() * size_t(row - kept_from_) + hidden());
+      taps.insert(taps.end(), tapped, tapped + ptrdiff_t(hidden()));
+    }
+    passes_->hear({segment(done, rows)}, x.data(), taps.data());
+  }
+  headed_ = std::max(headed_, end);
+  drawn_.erase(drawn_.begin(), drawn_.lower_bound(end));
+}
+
 void TextStages::keep(int start, const float* states, int rows) {
-  const int kept = int(kept_.size() / hidden());
+  const int kept = int(kept_.size() / kept_width());
   if (start < kept_from_ || start > kept_from_ + kept) kept_.clear();
   if (kept_.empty()) kept_from_ = start;
-  kept_.resize(hidden() * size_t(start - kept_from_));
-  kept_.insert(kept_.end(), states, states + size_t(rows) * hidden());
+  kept_.resize(kept_width() * size_t(start - kept_from_));
+  for (int row = 0; row < rows; ++row, states += hidden()) {
+    kept_.insert(kept_.end(), states, states + hidden());
+    if (kept_width() > hidden()) kept_.insert(kept_.end(), passes_->tapped(row), passes_->tapped(row) + hidden());
+  }
 }
 
 }  // namespace ppsd

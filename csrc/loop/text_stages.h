@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -32,7 +33,9 @@ class TextStages {
   size_t hidden() const { return size_t(passes_->model().shape.hidden_size); }
   int drafted() const { return int(exits_.size() / hidden()); }
   Segment segment(int start, int rows) { return blocks_->segment(start, rows, std::clamp(sampling_.answer - 1 - start, 0, rows)); }
+  size_t kept_width() const { return hidden() + (passes_->model().eagle ? 0 : passes_->tap_width()); }
   void keep(int start, const float* states, int rows);
+  void hear(int end);
 
   const std::unique_ptr<Passes, NotAfterFork> passes_;
   std::unique_ptr<TextBlocks> blocks_;
@@ -42,8 +45,10 @@ class TextStages {
   EagleText eagle_;
   std::vector<float> exits_;      // [drafted][hidden], after the early layers
   int headed_ = 0;                // rows that have passed the exit head's own layers
+  std::map<int, std::vector<float>> drawn_;   // by row: see Passes::Draw::drawn
   std::optional<Feedback> heard_;
-  std::vector<float> kept_;   // [rows from kept_from_ on][hidden], as the last layer left them; until one of them is learnt
+  // [rows from kept_from_ on][hidden], as the last layer left them, and behind each what it is at a tap; until one of them is learnt
+  std::vector<float> kept_;
   int kept_from_ = 0;
 };
 

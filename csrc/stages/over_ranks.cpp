@@ -187,7 +187,7 @@ void Loop::land(const PassVerdict& verdict) {
     std::vector<Logprobs> logprobs;
     if (part.answer->request.sampling.logprobs >= 0 && verdict.logprobs.size() == chosen)
       logprobs.assign(verdict.logprobs.begin() + ptrdiff_t(first), verdict.logprobs.begin() + ptrdiff_t(next));
-    if (model().eagle) tell_eagle(part, taps);
+    if (passes_.taps() > 0) tell_taps(part, taps);
     conclude(part, verdict.chosen.data() + first, verdict.hidden.data() + (passes_.uses_feedback() ? first * hidden : 0), failure,
              std::move(logprobs));
     // Else a stage would work on void rows, and take bandwidth from the draft step that it waits for.
@@ -195,6 +195,7 @@ void Loop::land(const PassVerdict& verdict) {
     if (overlapping() && scheduler.epoch() != part.epoch)
       threads_->raise(part.answer->number, int(scheduler.epoch()), scheduler.spared());
   }
+  hear_all();
 }
 
 // Has a verdict come that makes void what this answer, alone in the round, is drafting?

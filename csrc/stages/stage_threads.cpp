@@ -21,7 +21,7 @@ int team_size(int threads, int stages, int stage) {
 struct StageThreads::Stage {
   Stage(const CpuPasses& passes, int first, int last, int threads, std::vector<int> cores, size_t begin, const Blocks& blocks)
       : team(threads, std::move(cores)),
-        slice(passes.model(), first, last, &team, 0, &blocks, begin),
+        slice(passes.model(), first, last, &team, 0, &blocks, begin, passes.model().taps()),
         station(
             [this, &passes](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
               return slice.run(pass, cancelled, [&passes](int) { return passes.rope(); }, verdict);
@@ -41,7 +41,7 @@ struct StageThreads::Stage {
 
 StageThreads::StageThreads(const CpuPasses& passes, std::vector<int> cuts, const std::vector<int>& cores, const Blocks& blocks,
                            std::shared_ptr<Condition> condition)
-    : chain_(int(cuts.size()) + 2, passes.model().shape.hidden_size, 0, std::move(condition)), draft_team_(1, cores_from(cores, 0, 1)) {
+    : chain_(int(cuts.size()) + 2, passes.model().shape.hidden_size, passes.taps(), std::move(condition)), draft_team_(1, cores_from(cores, 0, 1)) {
   const int threads = passes.members(), stages = int(cuts.size()) + 1;
   cuts.insert(cuts.begin(), passes.model().exit_layer);
   cuts.push_back(passes.model().shape.num_layers);

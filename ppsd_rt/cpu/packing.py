@@ -68,7 +68,7 @@ def pack_head(
     made = made or NO_FILE
     with one_line("pack the exit head", threads):
         if not isinstance(file, Eagle3File):
-            return model.with_exit_head(file.info.exit_layer, dict(file.whole), draft_ids, threads, made)
+            return model.with_exit_head(file.info.exit_layer, dict(file.whole), draft_ids, threads, made, file.info.tap)
         eagle = file.eagle
         reason = refuses(eagle.layer)
         if reason is None and kv_dtype == "int8" and not fits_int8(eagle.layer.head_dim):

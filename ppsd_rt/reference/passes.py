@@ -24,7 +24,7 @@ from ..models.config import LayerAttention, LlamaConfig
 from ..models.eagle3_head import Eagle3Head
 from ..models.exit_head import ExitHead
 from ..models.head_file import DISTANCES
-from ..models.llama import FP32_CPU_ROWS, Attend, LlamaForCausalLM
+from ..models.llama import FP32_CPU_ROWS, Attend, DecoderLayer, LlamaForCausalLM
 from ..models.rope import Rope
 
 SPAN = 256  # attention of a block spans a multiple of this many positions; no block straddles two spans
@@ -231,6 +231,24 @@ class Stack:
         return attend
 
 
+class HeardLayer(nn.Module):
+    """The layer of a head with a tap. Of verified rows, [rows, 2 * hidden], it leaves keys and values alone."""
+
+    def __init__(self, head: ExitHead) -> None:
+        super().__init__()
+        self._head = head
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        layer = self._head.layers[0]
+        assert isinstance(layer, DecoderLayer)
+        if x.shape[-1] == len(layer.input_layernorm.weight):
+            return layer(x, attend)
+        states, tapped = x.chunk(2, dim=-1)
+        k, v = self._head.verified(states, tapped)
+        attend(layer.self_attn.qkv(states)[0], k, v, layer.self_attn.how)
+        return states
+
+
 class TorchPasses:
     """What csrc/bindings/passes.cpp asks: states come and go as float32 arrays, logits go as float32.
 
@@ -248,13 +266,18 @@ class TorchPasses:
         exit_layer = head.info.exit_layer if head and not self._eagle else 0
         layers, own = list(model.model.layers), list(head.layers) if head else []
         self._early = Stack(layers[:exit_layer], config, like)
-        self._late = Stack(layers[exit_layer:], config, like, self._eagle.eagle.taps if self._eagle else ())
+        self._tap = head.info.tap if isinstance(head, ExitHead) else 0
+        taps = self._eagle.eagle.taps if self._eagle else (self._tap - exit_layer,) if self._tap else ()
+        self._late = Stack(layers[exit_layer:], config, like, taps)
         self._own = Stack(own, self._eagle.eagle.layer if self._eagle else config, like)
+        if isinstance(head, ExitHead) and self._tap:
+            self._own.layers = [HeardLayer(head)]
         self._stacks = self._early, self._late, self._own
         self._last = like.new_zeros(0, config.hidden_size)  # of the last pass, after the late layers
         # What the loop must know, see facts_of() there.
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
-        self.taps = list(self._late.taps)
+        self.taps = [exit_layer + tap for tap in self._late.taps]
+        self.drawn: list[Floats] = []  # of the last `draw` of a head with a tap: what its layer read of the last rows
         self.drafts, self.lags = head is not None, bool(own) and not self._eagle
         self.hears = isinstance(head, ExitHead) and head.feedback is not None
         self.draft_ids: list[int] = [] if head is None or head.draft_ids is None else head.draft_ids.tolist()
@@ -332,8 +355,11 @@ class TorchPasses:
         for _, exits, distance, heard, _ in draws:
             x = self._tensor(exits)
             if isinstance(head, ExitHead) and head.feedback is not None and 1 <= distance <= DISTANCES:
-                x = torch.cat([x[:-1], head.feedback(x[-1:], self._tensor(heard)[0], distance)])
+                last, *tapped = self._tensor(heard)[0].split(self.hidden_size)
+                beside = head.tap.feedback(head.tap.norm(tapped[0])) if head.tap is not None else 0
+                x = torch.cat([x[:-1], head.feedback(x[-1:], last, distance, beside)])
             states.append(x)
+        self.drawn = [_array(x[-1]) for x in states] if self._tap else []
         texts = [text for text, *_ in draws]
         try:
             ran = torch.cat(states) if self._eagle else self._own.run(torch.cat(states), texts, (), cancelled)
@@ -350,6 +376,11 @@ class TorchPasses:
     def catch_up(self, text: Where, x: Floats) -> None:
         """Exit hidden states of a text's rows through the head's own layers."""
         self._own.run(self._tensor(x), [text])
+
+    @torch.inference_mode()
+    def hear(self, texts: Sequence[Where], x: Floats, tapped: Floats) -> None:
+        """Verified rows, as `drawn` or as they left the early layers, and what they are at the tap: keys and values."""
+        self._own.run(torch.cat((self._tensor(x), self._tensor(tapped)), dim=-1), texts)
 
     @torch.inference_mode()
     def eagle(self, texts: Sequence[Where], ids: Sequence[int], x: Floats, verified: bool) -> Floats:

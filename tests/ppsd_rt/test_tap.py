@@ -1,0 +1,128 @@
+"""A head that hears one layer in the middle: the same drafts from C++ and torch, and never another answer."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support import loud_head, slow, write_model
+
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt.backend import RunOptions
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.head_file import HeadFile, read_info
+from ppsd_rt.pipeline.rounds import Drafted
+
+SCHEDULES = (
+    "ppsd",
+    "elastic:first_chunk=0",
+    "eesd:stop_rule=fixed,length=6",
+    "eesd:length=12,recycle=on,lookup=2",
+    "auto",
+)
+FAMILIES = [
+    {},
+    {"attention_bias": True},
+    slow({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 32}),
+]
+
+
+def write_head(folder, path, exit_layer=1, tap=2, strength=0.5, **shape):
+    loud_head(Checkpoint(folder).hash, strength, exit_layer=exit_layer, tap=tap, **shape).save(path, torch.float32)
+    return path
+
+
+@pytest.fixture
+def head(folder, tmp_path):
+    return write_head(folder, tmp_path / "head.safetensors")
+
+
+def load(folder, head, backend="cpu", dtype="float32", **options):
+    return Engine.from_pretrained(
+        folder, exit_head=head, backend=backend, device="cpu", dtype=dtype, threads=2, **options
+    )
+
+
+def drafts_of(engine, prompt, schedule, **params):
+    asked = SamplingParams(max_tokens=40, ignore_eos=True, **params)
+    events = engine.generate(prompt, asked, schedule, RunOptions(report_drafts=True)).events()
+    return [(event.position, event.token) for event in events if isinstance(event, Drafted)]
+
+
+@pytest.mark.parametrize("shape", FAMILIES, ids=str)
+@pytest.mark.parametrize(("exit_layer", "tap"), [(1, 2), (0, 1), slow(2, 3)])
+def test_cpp_drafts_what_torch_drafts(tmp_path, shape, exit_layer, tap):
+    """In float32: after prompts of one row and of several passes, with drafts in a row, copies, and shared beginnings."""
+    folder = write_model(tmp_path / "model", **shape)
+    path = write_head(folder, tmp_path / "head.safetensors", exit_layer, tap, **shape)
+    engines = [load(folder, path, backend) for backend in ("torch", "cpu")]
+    for prompt in ("x", "ab" * 76, "ab" * 76 + "c"):
+        for schedule in ("eesd:length=5,stop_rule=fixed", "eesd:lookup=2,stop_rule=fixed"):
+            expected, found = (drafts_of(engine, prompt, schedule) for engine in engines)
+            assert found == expected, (prompt, schedule)
+    write_head(folder, path, exit_layer, tap, 0.0, **shape)
+    assert drafts_of(load(folder, path), "ab" * 76, "eesd:length=5,stop_rule=fixed") != drafts_of(
+        engines[1], "ab" * 76, "eesd:length=5,stop_rule=fixed"
+    )
+
+
+@pytest.mark.parametrize("part", ["tap.keys.weight", "tap.values.weight", "tap.feedback.weight", "tap.norm.bias"])
+def test_every_part_of_the_tap_is_heard(folder, head, part):
+    schedule = "eesd:length=5,stop_rule=fixed"
+    whole = load(folder, head)
+    expected = drafts_of(whole, "Hello, world", schedule)
+    deaf = whole.backend
+    file = HeadFile.load(head, Checkpoint(folder))
+    deaf.use_head(replace(file, tensors={**file.tensors, part: 0 * file.tensors[part]}))
+    assert drafts_of(whole, "Hello, world", schedule) != expected
+
+
+@pytest.mark.parametrize("format", ["cpu int8", "cpu int4", "cpu bfloat16", "torch float32", slow("torch bfloat16")])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_every_schedule_gives_the_plain_answer(folder, head, format, temperature):
+    backend, dtype = format.split()
+    engine = load(folder, head, backend, dtype)
+    params = SamplingParams(max_tokens=60 if backend == "cpu" else 16, temperature=temperature, seed=3, ignore_eos=True)
+    for prompt in ("abc", "abcdefg" * 12):  # shares rows with the text before
+        plain = engine.generate(prompt, params, "plain").run()
+        for schedule in SCHEDULES:
+            assert engine.generate(prompt, params, schedule).run().ids == plain.ids, schedule
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_many_at_once(folder, head, backend):
+    """Prompts that begin alike share blocks; some answers are interrupted, and computed again."""
+    pages = {"kv_memory": 40_000_000 if backend == "torch" else 700_000}
+    engine = load(folder, head, backend, **pages)
+    beginning = "In the beginning was the word. " * 5
+    prompts = [beginning + str(i) * (i % 4 + 1) for i in range(10)] + ["x", "y" * 130]
+    params = SamplingParams(max_tokens=90 if backend == "cpu" else 12, temperature=0.7, seed=1, ignore_eos=True)
+    alone = [engine.generate(prompt, params, "plain").run().ids for prompt in prompts]
+    for schedule in ("eesd:stop_rule=fixed,length=4", "auto"):
+        assert [each.ids for each in engine.generate_many(prompts, params, schedule).run()] == alone
+    if backend == "cpu":
+        assert engine.backend._answers.loop.counts["preempted"] > 0
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_stages_of_one_process(folder, head, stages):
+    engine = load(folder, head, stages=stages)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    plain = engine.generate("abc", params, "plain").run()
+    for schedule in SCHEDULES:
+        assert engine.generate("abc", params, schedule).run().ids == plain.ids, schedule
+
+
+@pytest.mark.parametrize(("tap", "said"), [(4, "2 to 3"), (1, "2 to 3")])
+def test_a_layer_that_it_cannot_hear(folder, tmp_path, tap, said):
+    path = tmp_path / "head.safetensors"
+    head = loud_head(Checkpoint(folder).hash, exit_layer=1, tap=2)
+    head.info = replace(head.info, tap=tap)
+    head.save(path)
+    with pytest.raises(PpsdError, match=f"cannot hear layer {tap}: one of kind feedback hears .* {said}"):
+        load(folder, path)
+
+
+def test_the_file_names_the_layer(folder, head):
+    assert read_info(head).tap == 2
+    assert HeadFile.load(head, Checkpoint(folder)).taps == (2,)
