@@ -13,7 +13,7 @@ All end in a norm of their own (`norm`: the model's) and share the model's LM he
 only the rows of the ids in `draft_ids`. At E = 0, `feedback` reads what EAGLE's head does (arXiv 2401.15077).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .config import LlamaConfig
+from .config import LayerAttention, LlamaConfig
 from .head_file import DISTANCES, LAYERS, HeadFile, HeadInfo, body_config, check_draft_ids, save_head
 from .llama import Attend, Attention, DecoderLayer, Linear, LlamaForCausalLM, RMSNorm, from_numpy, to_numpy
+from .rope import Rope
 
 
 class AdapterLayer(nn.Module):
@@ -60,19 +61,27 @@ class Standardised(nn.Module):
 
     LOUDNESS = 0.2  # the deviation of every element of z: the steps of Adam are one size for all
 
+    weight: Tensor
+    bias: Tensor
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
         self.register_buffer("weight", torch.empty(size))
         self.register_buffer("bias", torch.empty(size))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Standardised":
+        for name, buffer in self.named_buffers():  # float32 they stay: means are large beside deviations
+            setattr(self, name, buffer.to(fn(buffer).device))
+        return self
+
     def forward(self, x: Tensor) -> Tensor:  # [..., size] -> [..., size]
-        return (F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), self.eps) + self.bias.float()).to(x.dtype)
+        return (F.rms_norm(x.float(), x.shape[-1:], self.weight, self.eps) + self.bias).to(x.dtype)
 
     def measure(self, x: Tensor) -> None:
         """x: [rows, size] to take means and deviations of."""
         normed = F.rms_norm(x.float(), x.shape[-1:], None, self.eps)
-        self.weight = self.LOUDNESS / normed.std(0).clamp_min(1e-6)
+        self.weight = self.LOUDNESS / normed.std(0).clamp_min(1e-3)
         self.bias = -self.weight * normed.mean(0)
 
 
@@ -160,7 +169,7 @@ class ExitHead(nn.Module):
         if head.tap is not None:
             for part in (head.tap.keys, head.tap.values, head.tap.feedback):
                 part.weight.data.zero_()
-            head.tap.norm.weight.zero_()  # until it is measured
+            head.tap.norm.weight.zero_()  # which says that it has not been measured
             head.tap.norm.bias.zero_()
         head.norm.load_state_dict({"weight": norm})
         return head._share(model, draft_ids)
@@ -211,7 +220,8 @@ class ExitHead(nn.Module):
         tap.
         """
         layer, tap = self.layers[0], self.tap
-        assert isinstance(layer, DecoderLayer) and tap is not None
+        assert isinstance(layer, DecoderLayer)
+        assert tap is not None
         z = tap.norm(tapped)
         _, k, v = layer.self_attn.qkv(layer.input_layernorm(x), (tap.keys(z), tap.values(z)))
         return k, v
@@ -237,6 +247,33 @@ class ExitHead(nn.Module):
             draft_ids = self.draft_ids.tolist()
         ids = None if draft_ids is None else np.array(draft_ids, dtype=np.int32)
         save_head(path, self.info, tensors, ids, int8=int8, successors=successors)
+
+
+def chunked_attention(rope: Rope, keys: Tensor, values: Tensor, distances: Tensor) -> Attend:
+    """As causal_attention. But a row sees its own chunk as it was drafted; of the rows before, `keys` and `values`, as
+    ExitHead.verified has them.
+
+    distances: [batch, rows], see Feedback.along. In texts that have none, rows see nothing but what was drafted.
+    """
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, how: LayerAttention) -> Tensor:
+        length = q.shape[-3]
+        row = torch.arange(length, device=q.device)
+        behind = row[:, None] - row
+        seen = behind >= 0 if how.window is None else (behind >= 0) & (behind < how.window)
+        away = distances.to(q.device)
+        verified = row < torch.where(away > 0, row + 1 - away, 0)[..., None]
+        mask = torch.cat((seen & verified, seen & ~verified), -1)[:, None]
+        if how.rotary:
+            q, k, old = (rope.rotate(each, slice(0, length)) for each in (q, k, keys))
+        else:
+            old = keys
+        q, k, v = (
+            each.transpose(-3, -2) for each in (q, torch.cat((old.to(k), k), -3), torch.cat((values.to(v), v), -3))
+        )
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).transpose(-3, -2)
+
+    return attend
 
 
 def _loudest(layer: Mapping[str, Tensor], neurons: int) -> dict[str, Tensor]:

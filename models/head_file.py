@@ -52,6 +52,10 @@ class HeadInfo:
         """Whether last hidden states of verified tokens reach it."""
         return self.kind == "feedback"
 
+    def states(self, last: int) -> tuple[int, ...]:
+        """After so many of the model's `last` layers training wants hidden states; embeddings nobody keeps."""
+        return tuple(sorted({self.exit_layer, self.tap, last} - {0}))
+
     def check_swap(self, used: "HeadInfo | None") -> None:
         """PpsdError where this head cannot take the place of the one in use between two answers: the layers are cut
         after that one, and what its drafts cost has been measured."""
@@ -163,6 +167,8 @@ class HeadFile:
 
     def check_grows(self, info: HeadInfo, config: LlamaConfig) -> None:
         """Raises UsageError when such a head has no place for some of its tensors."""
+        if self.info.tap not in (0, info.tap):
+            raise UsageError(f"a head with --tap {info.tap} cannot begin as one that hears layer {self.info.tap}")
         shapes = head_shapes(info, config)
         for name, tensor in sorted(self.tensors.items()):
             if shapes.get(name) != tensor.shape:

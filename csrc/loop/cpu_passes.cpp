@@ -46,7 +46,7 @@ CpuPasses::CpuPasses(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team
   use(nullptr);
   if (!keep.empty() && drafting_->early.size() > 0) throw std::runtime_error("hidden states are kept without an exit head");
   if (late) {
-    std::vector<int> taps = model_->drafts() ? model_->taps() : keep;
+    std::vector<int> taps = model_->taps().empty() ? keep : model_->taps();
     for (int& tap : taps) tap -= model_->exit_layer;
     late_.tap(std::move(taps));
     head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->head, members());

@@ -114,6 +114,7 @@ def _asked(
         prompts_share=prompts.share,
         intermediate_size=neurons,
         feedback_rank=rank,
+        tap=args.tap if args.tap is not None else begin.info.tap if begin else 0,
         train=TrainSettings(learning_rate=rate, batch_tokens=args.batch_tokens, epochs=args.epochs),
     )
     dtype = "auto" if args.dtype in ("int8", "int4") else args.dtype

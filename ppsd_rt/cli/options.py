@@ -222,6 +222,9 @@ def distill_options(parser: ArgumentParser) -> None:
     add("--draft-vocabulary N[,N...]", "most frequent ids; 0: all", default="4096")
     add("--intermediate-size N", "neurons of its MLP; 0: as the model [by its width]", whole)
     add("--feedback-rank R", "of its feedback matrices; 0: full [by the same]", whole)
+    add(
+        "--tap LAYER", "a layer in the middle that a head of kind feedback hears; 0: none [as --begin's, else 0]", whole
+    )
     add("--out FILE.safetensors", "several heads: FILE[-KIND][-E][-vN].safetensors", named, required=True)
     add = group(parser, "data and training")
     add(

@@ -64,7 +64,7 @@ def step_seconds(
     config = model.config
     length, answer = min(256, config.max_position_embeddings), min(256, config.max_position_embeddings) // 3
     generator = torch.Generator().manual_seed(0)
-    layers = [*(head.info.exit_layer for head in heads), config.num_hidden_layers] if states else []
+    layers = [layer for head in heads for layer in head.info.states(config.num_hidden_layers)] if states else []
     texts = []
     for _ in range(-(-settings.batch_tokens // (length - answer))):
         ids = torch.randint(config.vocab_size, (length,), generator=generator)

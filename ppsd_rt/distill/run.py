@@ -67,6 +67,7 @@ class Settings:
     prompts_share: float = 0.0
     intermediate_size: int = 0  # of the heads' MLPs; 0: the model's
     feedback_rank: int = 0  # HeadInfo.feedback_rank
+    tap: int = 0  # HeadInfo.tap
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
@@ -136,6 +137,7 @@ class Distillation:
                 settings.model_hash,
                 intermediate_size=settings.intermediate_size if kind != "adapter" else 0,
                 feedback_rank=settings.feedback_rank if kind == "feedback" else 0,
+                tap=settings.tap if kind == "feedback" else 0,
                 sample=checkpoint.sample,
             )
             for kind in settings.kinds
@@ -147,8 +149,7 @@ class Distillation:
             if self.begin is not None:
                 self.begin.check_grows(info, model.config)
         mix = mix_of(self.tokenizer, frozenset(checkpoint.config.eos_token_ids))
-        keep = (*(layer for layer in settings.exit_layers if layer > 0), model.config.num_hidden_layers)
-        keep = keep if self.infos else ()
+        keep = tuple(sorted({layer for info in self.infos for layer in info.states(model.config.num_hidden_layers)}))
         self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep, self.prompts)
         self.device = model.model.norm.weight.device
         if self.device.type == "cuda":

@@ -1,13 +1,13 @@
 """Training exit heads on sampled text: the frozen model shows, the heads learn to foresee."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..models.exit_head import ExitHead
+from ..models.exit_head import ExitHead, chunked_attention
 from ..models.llama import LlamaForCausalLM, causal_attention
 from ..models.rope import Rope
 from .samplers import in_areas
@@ -61,7 +61,7 @@ class Trainer:
         self.model, self.heads, self.texts = model, list(heads), texts
         self.settings, self.steps, self.step = settings, steps, 0
         self.rate = settings.learning_rate if rate is None else rate
-        norm = model.model.norm.weight
+        norm, self._layers = model.model.norm.weight, model.config.num_hidden_layers
         self.device, self.dtype = norm.device, norm.dtype
         self._rope = Rope(model.config, 0)
         # Rows of the LM head that belong to the draft vocabulary, [draft vocabulary, hidden]: the same for all heads.
@@ -113,13 +113,13 @@ class Trainer:
         greedy = [index for index, text in enumerate(texts) if text.greedy]
         for part in self._areas(texts, greedy):
             ids, rows = self._pad([texts[index] for index in part])
-            *exits, last = self._teacher([texts[index] for index in part], ids)
+            states = self._teacher([texts[index] for index in part], ids)
             distances = chunk_places(ids.shape, judged)
             where = self._where(rows)
             following = ids.flatten()[where + 1]
             judged += len(following)
-            for number, (head, states) in enumerate(zip(self.heads, exits, strict=True)):
-                hidden = self._student(head, states, last, distances).flatten(0, 1)[where]
+            for number, head in enumerate(self.heads):
+                hidden = self._student(head, states, distances).flatten(0, 1)[where]
                 for h, true in zip(hidden.split(CHUNK), following.split(CHUNK), strict=True):
                     logits = self._logits(h)
                     for which, mask in enumerate(out):
@@ -154,13 +154,13 @@ class Trainer:
         return rows.flatten().nonzero()[:, 0].to(self.device, non_blocking=True)
 
     @torch.no_grad()
-    def _teacher(self, texts: Sequence[Text], ids: Tensor) -> list[Tensor]:
-        """-> each head's exit hidden states, then the last layer's (before the norm), [batch, longest, hidden]."""
-        layers = [*(head.info.exit_layer for head in self.heads), self.model.config.num_hidden_layers]
-        if not all({layer for layer in layers if layer} <= text.states.keys() for text in texts):
-            _, kept = self.model.forward_batch(ids, self._rope, keep=layers)
-            return [kept[layer] for layer in layers]
-        return [self._padded(texts, layer, ids) if layer else self.model.model.embed_tokens(ids) for layer in layers]
+    def _teacher(self, texts: Sequence[Text], ids: Tensor) -> dict[int, Tensor]:
+        """-> hidden states after the layers that the heads read, the last one's before the norm, and embeddings (0):
+        [batch, longest, hidden]."""
+        layers = {layer for head in self.heads for layer in head.info.states(self._layers)}
+        if not all(layers <= text.states.keys() for text in texts):
+            return self.model.forward_batch(ids, self._rope, keep={0, *layers})[1]
+        return {0: self.model.model.embed_tokens(ids)} | {layer: self._padded(texts, layer, ids) for layer in layers}
 
     def _padded(self, texts: Sequence[Text], layer: int, ids: Tensor) -> Tensor:
         padded = torch.zeros(*ids.shape, self.model.config.hidden_size, dtype=self.dtype)
@@ -168,11 +168,17 @@ class Trainer:
             padded[row, : len(text.ids)] = text.after(layer)
         return padded.to(self.device)
 
-    def _student(self, head: ExitHead, exit_hidden: Tensor, last: Tensor, distances: Tensor) -> Tensor:
+    def _student(self, head: ExitHead, states: Mapping[int, Tensor], distances: Tensor) -> Tensor:
+        x, attend = states[head.info.exit_layer], causal_attention(self._rope)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            if head.feedback is not None:
-                exit_hidden = head.feedback.along(exit_hidden, last, distances)
-            return head.hidden(exit_hidden, causal_attention(self._rope))
+            if head.tap is not None and head.feedback is not None:
+                tapped = states[head.info.tap]
+                beside = head.tap.feedback(head.tap.norm(tapped))
+                x = head.feedback.along(x, states[self._layers], distances, beside)
+                attend = chunked_attention(self._rope, *head.verified(x, tapped), distances)
+            elif head.feedback is not None:
+                x = head.feedback.along(x, states[self._layers], distances)
+            return head.hidden(x, attend)
 
     def _logits(self, hidden: Tensor) -> Tensor:  # [n, hidden] -> [n, draft vocabulary] float32
         return (hidden.to(self.dtype) @ self._lm_head.t()).float()
@@ -181,14 +187,16 @@ class Trainer:
         """Add the gradients of these texts to every head -> each head's part of the loss, [heads]."""
         texts = [self.texts[index] for index in part]
         ids, rows = self._pad(texts)
-        *exits, last = self._teacher(texts, ids)
+        states = self._teacher(texts, ids)
+        for head in self.heads:
+            if self.step == 0 and head.tap is not None and not head.tap.norm.weight.any():
+                head.tap.norm.measure(
+                    torch.cat([kept[: len(text.ids)] for kept, text in zip(states[head.info.tap], texts, strict=True)])
+                )
         distances = chunk_places(ids.shape, self.step * 1009 + part[0], deaf=DEAF_SHARE)
         where = self._where(rows)
-        hidden = [
-            self._student(head, states, last, distances).flatten(0, 1)[where]
-            for head, states in zip(self.heads, exits, strict=True)
-        ]
-        teacher = self.model.model.norm(last.flatten(0, 1)[where])
+        hidden = [self._student(head, states, distances).flatten(0, 1)[where] for head in self.heads]
+        teacher = self.model.model.norm(states[self._layers].flatten(0, 1)[where])
         losses, gradients, guess = self._loss([h.detach() for h in hidden], teacher)
         self.guess += guess / total_rows
         for h, gradient in zip(hidden, gradients, strict=True):

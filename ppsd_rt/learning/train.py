@@ -74,7 +74,7 @@ class Learning:
         self.heads.enough()
         before = self.heads.load()
         assert before is not None
-        layers = self._layers(before)
+        layers = before.info.states(config.num_hidden_layers)
         plan = self._own_text(layers)
         if not plan.prompts.held_out:
             raise PpsdError("no general prompt fits this model's context: nothing would show what a head forgets")
@@ -122,7 +122,7 @@ class Learning:
         before = self.heads.load()
         if before is None:
             return 0.0
-        layers = self._layers(before)
+        layers = before.info.states(self.checkpoint.config.num_hidden_layers)
         backend = CpuBackend(self.checkpoint, self.format, "cpu", self.threads)
         longest = min(512, self.checkpoint.config.max_position_embeddings)
         speed = sampling_speed(NativeSampler(backend, self.slots, longest, layers, ()), min(193, longest // 2))
@@ -133,10 +133,6 @@ class Learning:
         accepted = 2 * sum(map(_tokens, judged)) + (1 + len(SHARES)) * len(plan.prompts.held_out) * MAX_ANSWER
         steps = (trained + accepted / 3) / self.settings.batch_tokens  # to judge takes a third: nothing goes back
         return passed / speed + steps * step_seconds(self.model, [self._head(before)], self.settings, True)
-
-    def _layers(self, head: HeadFile) -> tuple[int, ...]:
-        """After which hidden states are of use."""
-        return tuple(layer for layer in (head.info.exit_layer, self.checkpoint.config.num_hidden_layers) if layer)
 
     def _most(self, layers: Sequence[int]) -> int:
         """Ids to learn from."""

@@ -20,7 +20,7 @@ _LARGEST = 1 << 16  # bytes of a file: more than there ever are
 def learned_path(model_hash: str, head: HeadInfo | None, *what: object) -> Path:
     """One file for each machine, build, model, head, and whatever else passes take longer or shorter by."""
     build = Path(_native.__file__).stat()
-    kind = (head.kind, head.exit_layer, head.intermediate_size, head.feedback_rank) if head else ()
+    kind = (head.kind, head.exit_layer, head.intermediate_size, head.feedback_rank, head.tap) if head else ()
     machine = [platform.node(), cpu_name(), _native.usable_cores(), build.st_size, build.st_mtime_ns]
     key = json.dumps([*machine, model_hash, *kind, *map(str, what)])
     return cache_dir() / "learned" / f"{sha256(key.encode()).hexdigest()[:16]}.json"

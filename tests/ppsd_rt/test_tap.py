@@ -2,16 +2,22 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from support import loud_head, slow, write_model
+from support import loud_head, slow, tiny_model, write_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.backend import RunOptions
-from ppsd_rt.errors import PpsdError
+from ppsd_rt.distill.shards import Text
+from ppsd_rt.distill.train import Trainer, TrainSettings
+from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadFile, read_info
+from ppsd_rt.models.rope import Rope
 from ppsd_rt.pipeline.rounds import Drafted
+from ppsd_rt.reference.passes import TorchPasses
 
 SCHEDULES = (
     "ppsd",
@@ -52,7 +58,7 @@ def drafts_of(engine, prompt, schedule, **params):
 @pytest.mark.parametrize("shape", FAMILIES, ids=str)
 @pytest.mark.parametrize(("exit_layer", "tap"), [(1, 2), (0, 1), slow(2, 3)])
 def test_cpp_drafts_what_torch_drafts(tmp_path, shape, exit_layer, tap):
-    """In float32: after prompts of one row and of several passes, with drafts in a row, copies, and shared beginnings."""
+    """In float32: prompts of one row and of several passes, drafts in a row, copies, shared beginnings."""
     folder = write_model(tmp_path / "model", **shape)
     path = write_head(folder, tmp_path / "head.safetensors", exit_layer, tap, **shape)
     engines = [load(folder, path, backend) for backend in ("torch", "cpu")]
@@ -126,3 +132,58 @@ def test_a_layer_that_it_cannot_hear(folder, tmp_path, tap, said):
 def test_the_file_names_the_layer(folder, head):
     assert read_info(head).tap == 2
     assert HeadFile.load(head, Checkpoint(folder)).taps == (2,)
+
+
+def test_training_sees_what_decoding_does(folder):
+    """A whole text at once, row for row what the loop's calls give, chunk by chunk."""
+    head = loud_head(Checkpoint(folder).hash, exit_layer=1, tap=2)
+    model = tiny_model()
+    places, ids = [1, 2, 3, 1, 2, 1, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2], list(range(40, 56))
+    trainer = Trainer(model, [head], [], TrainSettings(), 1)
+    padded, _ = trainer._pad([Text(torch.tensor(ids), 1, True)])
+    whole = trainer._student(head, trainer._teacher([Text(torch.tensor(ids), 1, True)], padded), torch.tensor([places]))
+
+    passes = TorchPasses(model, head.requires_grad_(False))
+    passes.reserve(64, 0)
+    exits = passes.early([(0, 16, [0], 0)], passes.embed(ids), (), None)
+    last, tapped = passes.late([(0, 16, [0], 0)], exits, (), None)
+    drawn = []
+    for row, place in enumerate(places):
+        start = row - place + 1
+        heard = np.concatenate((last[start - 1], tapped[start - 1, 0]))[None]
+        (logits,) = passes.draw([((row, 1, [0], 0), exits[row : row + 1], place if start else 0, heard, ())], None)
+        torch.testing.assert_close(torch.from_numpy(logits), head.lm_head(whole[0, row]).detach(), rtol=1e-3, atol=1e-3)
+        drawn.append(passes.drawn[0])
+        if row + 1 == len(places) or places[row + 1] == 1:
+            rows = slice(start, row + 1)
+            passes.hear([(start, place, [0], 0)], np.stack(drawn[rows]), tapped[rows, 0])
+
+
+def test_an_old_head_begins_with_a_tap_that_says_nothing(folder, tmp_path):
+    """And training it measures what it hears."""
+    path, model = tmp_path / "head.safetensors", tiny_model()
+    old = loud_head(Checkpoint(folder).hash, exit_layer=1)
+    old.save(path, torch.float32)
+    file = HeadFile.load(path, Checkpoint(folder))
+    info = replace(old.info, tap=2)
+    file.check_grows(info, model.config)
+    with pytest.raises(UsageError, match="--tap 3 cannot begin as one that hears layer 2"):
+        HeadFile.load(write_head(folder, path), Checkpoint(folder)).check_grows(replace(info, tap=3), model.config)
+    head = ExitHead.from_model(model, info, old.draft_ids.tolist())
+    head.begin_as(file)
+    texts = [Text(torch.arange(20, 60), 3, True), Text(torch.arange(90, 120), 5, True)]
+    trainers = [Trainer(model, [each], texts, TrainSettings(), 2) for each in (old, head)]
+    for distances in (torch.ones(2, 40, dtype=torch.int64), torch.arange(80).reshape(2, 40) % 8 + 1):
+        old_rows, rows = (
+            trainer._student(trainer.heads[0], trainer._teacher(texts, trainer._pad(texts)[0]), distances)
+            for trainer in trainers
+        )
+        torch.testing.assert_close(old_rows, rows)
+    trainers[1].learn([0, 1])
+    _, kept = model.forward_batch(torch.arange(20, 60)[None], Rope(model.config, 40), [2])
+    assert 0.1 < head.tap.norm(kept[2][0]).std(0).median() < 0.3, "z varies by 0.2"
+    assert all(weight.any() for weight in (head.tap.keys.weight, head.tap.values.weight, head.tap.feedback.weight))
+    head.save(path, torch.int8)
+    assert torch.equal(
+        ExitHead.from_file(HeadFile.load(path, Checkpoint(folder)), model).tap.norm.bias, head.tap.norm.bias
+    )

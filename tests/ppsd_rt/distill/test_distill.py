@@ -321,7 +321,7 @@ def play(steps, count=None):
 
 
 def test_training_teaches(job, tmp_path):
-    work = job("work", kinds=("layer", "feedback"), draft_vocabularies=(128, 64))
+    work = job("work", kinds=("layer", "feedback"), draft_vocabularies=(128, 64), tap=3)
     play(work.sample())
     last = play(work.train())
     assert last.done == last.total == work.trainer.step
@@ -338,6 +338,8 @@ def test_training_teaches(job, tmp_path):
     for path, size, acceptance, coverage in zip(paths[6:], (128, 64), work.acceptance[3], work.coverage, strict=True):
         loaded = ExitHead.from_file(HeadFile.load(path, work.checkpoint), work.model)
         assert (loaded.info.kind, loaded.info.exit_layer, len(loaded.draft_ids)) == ("feedback", 2, size)
+        assert loaded.info.tap == 3
+        assert loaded.tap.keys.weight.any()
         assert loaded.info.recipe["seed"] == 5
         assert loaded.info.acceptance["held_out_greedy"] == pytest.approx(acceptance, abs=1e-4)
         assert loaded.info.acceptance["draft_vocabulary_coverage"] == pytest.approx(coverage, abs=1e-4)

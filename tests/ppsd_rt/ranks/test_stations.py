@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rank_support import Pipeline, ids_of
-from support import loud_head, write_model
+from support import loud_head, slow, write_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
@@ -29,19 +29,21 @@ def engine(folder):
     return Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="int8", threads=1)
 
 
+@pytest.mark.parametrize("tap", [0, 3, slow(5)])
 @pytest.mark.parametrize("sizes", [(2, 4), (2, 1, 3), (0, 6), (0, 2, 4)], ids=str)
-def test_verdicts_bring_home_what_a_feedback_head_hears(folder, ranks, tmp_path, sizes):
+def test_verdicts_bring_home_what_a_feedback_head_hears(folder, ranks, tmp_path, sizes, tap):
     """In turns the drafts are those of one process: the head has received the same."""
     path, params = tmp_path / "head.safetensors", SamplingParams(max_tokens=30, ignore_eos=True)
     schedule = "eesd:length=3,stop_rule=fixed"
     drafts = []
     for strength in (0.5, 0.0):
-        head = loud_head(Checkpoint(folder).hash, strength, exit_layer=sizes[0], num_hidden_layers=LAYERS)
+        head = loud_head(Checkpoint(folder).hash, strength, exit_layer=sizes[0], tap=tap, num_hidden_layers=LAYERS)
         head.save(path, torch.float32)
         engine = Engine.from_pretrained(folder, exit_head=path, backend="cpu", dtype="float32", threads=1)
         one = [event.round for event in engine.generate(PROMPT, params, schedule).events()]
-        several = ranks(sizes, head=path, format="float32").run(PROMPT, params, schedule)
-        assert ids_of(several) == ids_of(one)
+        stages = ranks(sizes, head=path, format="float32")
+        several = stages.run(PROMPT, params, schedule)
+        assert ids_of(several) == ids_of(one) == ids_of(stages.run(PROMPT, params, "elastic"))
         judged = [[[draft.token for draft in round.judged] for round in rounds] for rounds in (one, several)]
         assert judged[0] == judged[1]
         drafts.append(judged[0])
