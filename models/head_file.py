@@ -52,6 +52,11 @@ class HeadInfo:
         """Whether last hidden states of verified tokens reach it."""
         return self.kind == "feedback"
 
+    @property
+    def told(self) -> str:
+        heard = f", hears layer {self.tap}" if self.tap else ""
+        return f"{self.kind} after layer {self.exit_layer}{heard}"
+
     def states(self, last: int) -> tuple[int, ...]:
         """After so many of the model's `last` layers training wants hidden states; embeddings nobody keeps."""
         return tuple(sorted({self.exit_layer, self.tap, last} - {0}))
@@ -64,10 +69,10 @@ class HeadInfo:
             for one in (self, used)
         )
         if ours != theirs:
-            said = "none" if used is None else f"{used.kind} after layer {used.exit_layer}"
+            said = "none" if used is None else used.told
             raise PpsdError(
-                f"an exit head of kind {self.kind} after layer {self.exit_layer} in the place of {said}: it has other "
-                "sizes than this engine's: give both the same --exit-head"
+                f"an exit head of kind {self.told} in the place of {said}: it has other sizes than this engine's: give "
+                "both the same --exit-head"
             )
 
     def check(self, config: LlamaConfig) -> None:

@@ -94,7 +94,7 @@ def _facts(model: LocalModel) -> dict[str, str]:
     from ..find_head import find_head
 
     head = find_head("auto", checkpoint)
-    kind = "none" if head is None else f"{head.info.kind} after layer {head.info.exit_layer}"
+    kind = "none" if head is None else head.info.told
     return {"stored_as": ", ".join(checkpoint.stored_as), "exit_head": kind}
 
 

@@ -41,7 +41,8 @@ def _summary(info: dict[str, Any]) -> Iterator[str]:
     else:
         right = head.get("acceptance", {}).get("held_out_greedy")
         known = "" if right is None else f", right for {right:.0%} of held-out greedy tokens"
-        yield f"exit head  {head['kind']} after layer {head['exit_layer']}{known}"
+        heard = f", hears layer {head['tap']}" if head.get("tap") else ""
+        yield f"exit head  {head['kind']} after layer {head['exit_layer']}{heard}{known}"
     on = "" if backend["device"] == backend["name"] else f" on {backend['device']}"
     threads, answers = counted(backend["threads"], "thread"), counted(backend["answers_at_once"], "answer")
     sizes = [f", weights {backend['packed_megabytes']:.0f} MB"] if "packed_megabytes" in backend else []

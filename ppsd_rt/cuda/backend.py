@@ -162,6 +162,8 @@ class CudaBackend:
     def use_head(self, file: HeadFile | None) -> None:
         if len(self._devices()) > 1:
             refuse_eagle3(file.info if file else None, "on several GPUs")
+        if file is not None and file.info.tap:
+            _LOG.info("the cuda backend drafts without what this exit head hears of layer %d", file.info.tap)
         draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
         placement = self._placement_for(file.info if file else None, draft_vocabulary)
         self._stage_cuts(file.info.exit_layer if file else 0, placement)
