@@ -72,7 +72,7 @@ class Standardised(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Standardised":
         for name, buffer in self.named_buffers():  # float32 they stay: means are large beside deviations
-            setattr(self, name, buffer.to(fn(buffer).device))
+            setattr(self, name, buffer.to(fn(buffer).device, torch.float32))
         return self
 
     def forward(self, x: Tensor) -> Tensor:  # [..., size] -> [..., size]

@@ -25,6 +25,7 @@ SAMPLINGS = {
 def folder(tmp_path_factory):
     folder = write_model(tmp_path_factory.mktemp("stages") / "model")
     loud_head(Checkpoint(folder).hash).save(folder / "head.safetensors")
+    loud_head(Checkpoint(folder).hash, tap=3).save(folder / "tapped.safetensors")
     return folder
 
 
@@ -46,8 +47,13 @@ def stages(engine):
     return stages
 
 
-def test_it_drafts_what_the_engine_drafts(engine, params):
-    """With a head that receives last hidden states: what is learnt, and when, matters."""
+@pytest.mark.parametrize("head", ["head", "tapped"])
+def test_it_drafts_what_the_engine_drafts(folder, engine, params, head):
+    """With a head that receives last hidden states, and one that hears a layer in the middle too: what is learnt, and
+    when, matters."""
+    engine = Engine.from_pretrained(
+        folder, backend=engine.backend.name, exit_head=folder / f"{head}.safetensors", threads=1
+    )
     events = engine.generate(PROMPT, params, "eesd:length=4,stop_rule=fixed", RunOptions(report_drafts=True)).events()
     expected = [(event.position, event.token) for event in events if isinstance(event, Drafted)]
     stages, drafted = engine.stages(params), []

@@ -21,6 +21,7 @@ from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.find_head import find_head
 from ppsd_rt.generation import Committed
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.head_file import HeadFile
 from ppsd_rt.pipeline.rounds import Drafted
 from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.sampling.params import SamplingParams
@@ -51,6 +52,28 @@ def engine_of(folder, **options):
 @pytest.fixture(scope="module")
 def engine(folder):
     return engine_of(folder)
+
+
+@pytest.mark.slow
+def test_a_head_that_hears_a_layer_drafts_without_it(folder, tmp_path, caplog):
+    caplog.set_level("INFO", "ppsd_rt")
+    path = tmp_path / "head.safetensors"
+    loud_head(Checkpoint(folder).hash, exit_layer=1, tap=2, **SMALL).save(path, torch.float32)
+    told = []
+    for tap in (2, 0):
+        head = HeadFile.load(path, Checkpoint(folder))
+        engine = engine_of(folder)
+        if tap == 0:
+            own = {name: tensor for name, tensor in head.tensors.items() if not name.startswith("tap.")}
+            head = replace(head, tensors=own, info=replace(head.info, tap=0))
+        engine.backend.use_head(head)
+        events = engine.generate(
+            PROMPT, GREEDY, "eesd:length=3,stop_rule=fixed", RunOptions(report_drafts=True)
+        ).events()
+        told.append([(event.position, event.token) for event in events if isinstance(event, Drafted)])
+        assert (f"drafts without what this exit head hears of layer {tap}" in caplog.text) == (tap == 2)
+        caplog.clear()
+    assert told[0] == told[1]
 
 
 @pytest.fixture(scope="module")

@@ -76,10 +76,11 @@ def checkpoint(folder):
 
 @pytest.fixture(scope="module")
 def heads(folder, checkpoint, tmp_path_factory):
-    """Three of one kind, which draft differently."""
+    """Three of one kind, which draft differently, and hear a layer in the middle."""
     paths = []
     for seed in range(3):
-        head = tiny_head(tiny_model(3), "feedback", 2, checkpoint.hash)
+        head = tiny_head(tiny_model(3), "feedback", 2, checkpoint.hash, tap=3)
+        head.tap.norm.weight.fill_(0.2)
         torch.manual_seed(seed)
         for parameter in head.parameters():
             parameter.data += 0.05 * seed * torch.randn_like(parameter)
