@@ -1,14 +1,15 @@
 """An answer in the making for asyncio: a thread begins it, and the event loop asks for its events."""
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from typing import Self
 from weakref import WeakKeyDictionary
 
-from .forks import hears_of_forks
 from .generation import Committed, Completion, Generation, Token
 from .pipeline.rounds import Drafted
 from .sampling.params import SamplingParams
@@ -124,7 +125,7 @@ class _Pump:
         self._items: deque[Committed | Drafted | BaseException | None] = deque()  # None: the end, which stays
         self._news = asyncio.Event()
         self._told = False  # the event loop will look at the items
-        _threads.submit(self._work)
+        _threads(os.getpid()).submit(self._work)
 
     async def next(self) -> Committed | Drafted | None:
         """None: the end. Raises what ended the answer, after the events before it."""
@@ -204,7 +205,7 @@ class _Pump:
             return
         if self._generation.source is None:  # cancelled: its end has to be waited for
             self.forget()
-            _threads.submit(self._work)
+            _threads(os.getpid()).submit(self._work)
 
 
 class _Drain:
@@ -226,19 +227,10 @@ class _Drain:
             pump.collect()
 
 
-class _Threads:
+@cache
+def _threads(process: int) -> ThreadPoolExecutor:
     """Kept for later answers: to start one keeps the event loop waiting until it has a core."""
-
-    def __init__(self) -> None:
-        self.forked()
-        hears_of_forks(self)
-
-    def forked(self) -> None:
-        self._pool = ThreadPoolExecutor(_MOST_THREADS, "ppsd-rt answer")
-
-    def submit(self, work: Callable[[], None]) -> None:
-        self._pool.submit(work)
+    return ThreadPoolExecutor(_MOST_THREADS, "ppsd-rt answer")
 
 
-_threads = _Threads()
 _drains: WeakKeyDictionary[asyncio.AbstractEventLoop, _Drain] = WeakKeyDictionary()

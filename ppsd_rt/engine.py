@@ -1,5 +1,6 @@
 """The engine: a model, its exit head and a backend, and `chat` and `generate`."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +18,6 @@ from .chat.reader import message_of
 from .chat.tools import Tools, functions_of
 from .errors import ContextFull, PpsdError, UsageError
 from .find_head import find_head
-from .forks import hears_of_forks
 from .generation import Generation, Prompt
 from .many import Generations
 from .models import random_weights
@@ -29,6 +29,7 @@ from .models.tokenizer import Tokenizer, load_tokenizer
 from .pipeline.rounds import Logprob
 from .pipeline.schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
 from .printable import quoted
+from .processes import not_after_fork
 from .sampling.grammar import Grammar, Grammars, Masks
 from .sampling.grammar_worker import Unheld
 from .sampling.params import MOST_LOGPROBS, SamplingParams
@@ -53,7 +54,8 @@ class Engine:
     """`Engine.from_pretrained("smollm2-135m").chat("Why is the sky blue?").run().text`"""
 
     def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer, backend: Backend, name: str) -> None:
-        self.checkpoint, self.tokenizer, self.backend, self.name = checkpoint, tokenizer, backend, name
+        self.checkpoint, self.tokenizer, self.name = checkpoint, tokenizer, name
+        self._backend, self._process = backend, os.getpid()
         self.config = with_end(checkpoint.config, tokenizer)
         self._grammars: Grammars | None = None
         self._one_grammar = Lock()
@@ -61,7 +63,6 @@ class Engine:
         self._swapping = Lock()  # taken while an answer is made too
         self.learner: Learner | None = None
         self._exit_head = "auto"
-        hears_of_forks(self)
 
     @classmethod
     def from_pretrained(
@@ -109,8 +110,14 @@ class Engine:
             raise PpsdError(f"not enough memory to load {model}: free some, or choose a smaller --dtype") from None
         return engine
 
+    @property
+    def backend(self) -> Backend:
+        """What runs the model. PpsdError in a process that was forked since it was loaded."""
+        not_after_fork(self._process)
+        return self._backend
+
     def __repr__(self) -> str:
-        if isinstance(self.backend, _Closed):
+        if isinstance(self._backend, _Closed):
             return f"<Engine {self.name}: closed>"
         head = "no exit head" if self.head is None else f"{self.head.kind} head after layer {self.head.exit_layer}"
         running = sum(answer.running for answer in list(self._answers))
@@ -135,7 +142,7 @@ class Engine:
             self.learner.close()
         self._grammars = None
         closed: Any = _Closed(self.name)
-        self.backend = self.checkpoint = closed
+        self._backend = self.checkpoint = closed
 
     @property
     def head(self) -> HeadInfo | None:
@@ -195,10 +202,6 @@ class Engine:
     def _idle(self) -> bool:
         """Under the lock: else the set may grow meanwhile."""
         return all(answer.over for answer in list(self._answers))
-
-    def forked(self) -> None:
-        """What is answered in another process is not kept."""
-        self._swapping, self.learner = Lock(), None
 
     def forget(self) -> None:
         """Forget what earlier answers said, from which drafts are copied: for benchmarks that ask the same again."""

@@ -1,5 +1,6 @@
 """An answer in the making, and what is made of it."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 
 from .backend import Backend, Cancellation, RunOptions
 from .errors import PpsdError
-from .forks import forks
 from .models.config import LlamaConfig
 from .models.tokenizer import Tokenizer
 from .pipeline.rounds import Draft, Drafted, Limits, Logprob, Round
 from .pipeline.schedule import Auto, Schedule, describe
+from .processes import not_after_fork
 from .sampling.params import SamplingParams
 from .statistics import Statistics
 from .text import StopStrings
@@ -115,7 +116,7 @@ class Generation:
         self._begun = self._running = self._over = False
         self._spent = self._worked = 0.0  # seconds, since the last round; and of the backend, by its own clock
         self._tokens: deque[Token] = deque()  # of the round at hand
-        self._forks = forks()
+        self._process = os.getpid()
         decoder = tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
         decoder.follow(prompt_ids)
         self._text = StopStrings(decoder, params.stop, params.min_tokens)
@@ -134,8 +135,7 @@ class Generation:
     def __next__(self) -> Token:
         """Every token as soon as it is committed, several at once where drafts were right; goes on where it stopped.
 
-        Raises PpsdError when the answer cannot go on: the exit head is changed, a rank was lost, or it was begun before
-        a fork.
+        Raises PpsdError when the answer cannot go on: the exit head is changed, a rank was lost, or after a fork.
         """
         while not self._tokens:
             event = self._next()
@@ -186,8 +186,7 @@ class Generation:
         return self._rest
 
     def _next(self) -> Committed | Drafted | None:
-        if forks() != self._forks:  # `_turn` may be held by a thread that is not here
-            raise PpsdError("this answer was begun before a fork: begin it again in this process")
+        not_after_fork(self._process)  # `_turn` may be held by a thread that is not here
         with self._turn:
             if self._over:
                 return None

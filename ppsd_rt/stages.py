@@ -1,5 +1,6 @@
 """The stages of a model, for a loop of your own: draft, verify, commit, roll back. `examples/own_loop.py` is one."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -8,11 +9,11 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from .arguments import whole_number
 from .backend import Backend
 from .errors import PpsdError, UsageError
-from .forks import forks
 from .generation import Prompt
 from .models.config import LlamaConfig
 from .pipeline.rounds import Draft
 from .printable import quoted
+from .processes import not_after_fork
 from .sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Stages:
         self._capacity = self._committed = self._verified = 0
         self._tokens: list[int] = []  # of the drafted rows
         self._turn = Lock()
-        self._forks = forks()
+        self._process = os.getpid()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -151,8 +152,7 @@ class Stages:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        if forks() != self._forks:
-            raise PpsdError("these stages were made before a fork: make others in this process")
+        not_after_fork(self._process)
         if not self._turn.acquire(blocking=False):
             raise PpsdError("another thread uses these stages: make others for it, with engine.stages()")
         try:

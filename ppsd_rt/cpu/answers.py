@@ -1,6 +1,7 @@
 """The answers of a backend in the making: all in one loop."""
 
 import atexit
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
@@ -63,7 +64,7 @@ class Answers:
     """Those that the loop decodes."""
 
     def __init__(self, make_loop: Callable[[], _native.Loop]) -> None:
-        self._make_loop = make_loop
+        self._make_loop, self._process = make_loop, os.getpid()
         self.learned_at: Path | None = None  # the file that keeps what the loop's policy has learned
         self._kept = -KEPT_AFTER
         self.lock = RLock()
@@ -150,8 +151,10 @@ class Answers:
         """Its consumer wants no more of it. Returns when nothing works on it.
 
         In a thread that decodes it does not wait: there garbage collection has found the answer, in a mask's Python, so
-        it would wait for itself.
+        it would wait for itself. After a fork nothing is done: a thread that is not here may have the lock.
         """
+        if self._process != os.getpid():
+            return
         if _native.in_callback():
             self._dropped.append(answer)
             if answer.stream:
@@ -182,6 +185,8 @@ class Answers:
 
     def end(self) -> None:
         """As `end_all`, for good."""
+        if self._process != os.getpid():
+            return
         self.end_all()
         self.keep_learned(at_once=True)
         if self._loop is not None:
@@ -199,15 +204,10 @@ class Answers:
         return self._loop.explain() if self._loop is not None else ""
 
     def forget_loop(self) -> None:
-        """The next one is made anew: of another exit head, or in another process."""
+        """The next one is made anew: of another exit head."""
         self.end_all()
         self.keep_learned(at_once=True)
         self._loop = self.last = None  # an answer holds its loop
-
-    def forked(self) -> None:
-        self.lock = RLock()
-        self._loop = self.last = None
-        self._decoded, self._dropped = set(), deque()
 
 
 def _of_auto(schedule: Auto, options: RunOptions) -> Schedule:

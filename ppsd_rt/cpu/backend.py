@@ -13,14 +13,14 @@ import numpy.typing as npt
 from .. import __version__, _native
 from ..backend import Asked, check_ids
 from ..errors import PpsdError, UsageError
-from ..forks import hears_of_forks
+from ..loop_backend import LoopBackend
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
 from ..planning import learned
 from ..planning.split import cut_layers
 from ..printable import quoted
-from ..sampling.params import EXTRAS, SamplingParams
+from ..sampling.params import SamplingParams
 from . import prompts
 from .answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
 from .failures import one_line
@@ -29,11 +29,8 @@ from .machine import default_threads, kv_memory_of, no_memory
 from .packing import pack_head, pack_model, pack_shipped
 
 
-class CpuBackend:
+class CpuBackend(LoopBackend):
     name = "cpu"
-    copies = siblings = True
-    extras = EXTRAS
-    concurrency = MOST_ANSWERS
     device = "cpu"
 
     def __init__(
@@ -46,6 +43,7 @@ class CpuBackend:
         kv_dtype: str = "auto",
         kv_memory: int | str | None = None,
     ) -> None:
+        super().__init__()
         if device not in ("auto", "cpu"):
             raise UsageError(f"the cpu backend runs on a CPU, not on {device!r}; use --backend torch")
         self.dtype = format_for(checkpoint, dtype)
@@ -71,9 +69,7 @@ class CpuBackend:
             self._base = pack_model(checkpoint, self.dtype, self.kv_dtype, self.threads)
         self._checkpoint = checkpoint
         self._kv_memory = kv_memory_of(kv_memory)
-        self._answers = Answers(weakly(self._make_loop))
         self.use_head(None)
-        hears_of_forks(self)
 
     @property
     def longest(self) -> int:
@@ -85,6 +81,7 @@ class CpuBackend:
         dtypes = self.dtype, self.kv_dtype
         packed = file and pack_shipped(self._base, file, self._checkpoint, dtypes, self.threads)
         self._use(file, packed or self._base, cuts)
+        self.know(None)
 
     def pack_head(self, file: HeadFile) -> _native.Model:
         """The model with this head. Nothing else changes; half a second for the default one."""
@@ -92,40 +89,25 @@ class CpuBackend:
 
     def _use(self, file: HeadFile | None, model: _native.Model, cuts: Sequence[int]) -> None:
         self._model, self._cuts = model, cuts
-        self._made: _native.Engine | None = self.another_engine(self.threads)
-        self.head: HeadInfo | None = file.info if file else None
+        self._engine = self.another_engine(self.threads)
+        self._head = file.info if file else None
         self.draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)  # 0: all ids
-        self.know(None)
 
-    def know(self, successors: npt.NDArray[np.int32] | None) -> None:
-        self._counted = successors
-        self._ngrams = _native.Ngrams()
-        if successors is not None:
-            self._ngrams.know(successors)
+    @property
+    def head(self) -> HeadInfo | None:
+        return self._head
 
     def swap_head(self, file: HeadFile, packed: _native.Model) -> None:
         """To a head of the same sizes: what was said stays known."""
-        counted, ngrams = self._counted, self._ngrams
         self._answers.forget_loop()
         self._use(file, packed, self._cuts)
-        self._counted, self._ngrams = counted, ngrams
-
-    def recall(self, ids: Sequence[int], owner: int) -> None:
-        """Copy drafts from this text too, as if it had been answered here."""
-        self._ngrams.of(owner).learn(ids)
-
-    @property
-    def _engine(self) -> _native.Engine:
-        if self._made is None:
-            self._made = self.another_engine(self.threads)
-        return self._made
 
     def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
         limits = asked[3]
         if limits.end * self._row_bytes > self._kv_memory:
             raise no_memory(limits.end)
         try:
-            yield from self._answers.decode(asked, self._ngrams)
+            yield from super().rounds(*asked)
         except _native.NoThread as error:
             raise PpsdError(f"cannot decode with {self.threads} threads: {error}") from None
 
@@ -205,7 +187,6 @@ class CpuBackend:
         other.threads, other._stages = threads, 1
         other._answers = Answers(weakly(other._make_loop))
         other.use_head(None)
-        hears_of_forks(other)
         return other
 
     def sampling_loop(self, texts: int, capacity: int, keep: Sequence[int]) -> _native.Loop:
@@ -217,9 +198,6 @@ class CpuBackend:
         with one_line(f"hold the KV caches of {texts} texts", self.threads, mend="lower --slots"):
             return _native.Loop(self._base, self.threads, size, texts, PROMPT_ROWS, True, list(keep))
 
-    def spans(self) -> list[tuple[str, int, int, float, float]]:
-        return self._answers.last.spans() if self._answers.last else []
-
     def costs(self) -> _native.Costs:
         """What draft steps and verification passes cost now: for the lab, and for what `distill` expects."""
         if self.head is None:
@@ -227,10 +205,6 @@ class CpuBackend:
         self._answers.end_all()
         with one_line("measure what drafts cost", self.threads):
             return self._engine.calibrate(overlaps=not self._cuts)
-
-    def explain(self) -> str:
-        """What the policy believes of passes and drafts; empty when nothing has been decoded."""
-        return self._answers.explain()
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -242,12 +216,6 @@ class CpuBackend:
             "packed_megabytes": round(self._model.packed_bytes / 1e6, 1),
             "pinning": self._engine.pin_problem or "ok",
         }
-
-    def forked(self) -> None:
-        """The packed weights are shared; the next answer makes an engine of its own, with threads and KV caches."""
-        self._answers.forked()
-        self._made = None
-        self.know(self._counted)  # anew: a thread that is not here may have been in it
 
 
 def _digest(value: object) -> str:

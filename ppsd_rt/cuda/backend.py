@@ -28,21 +28,20 @@ from ..backend import (
     RunOptions,
     check_ids,
     common_prefix,
-    logprobs_by_logits,
 )
-from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
+from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS
 from ..cpu.machine import SHARE, kv_memory_of
 from ..errors import PpsdError
-from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
+from ..loop_backend import LoopBackend
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile, HeadInfo, refuse_eagle3
-from ..pipeline.rounds import Drafted, Limits, Logprob, Round
+from ..pipeline.rounds import Drafted, Limits, Round
 from ..pipeline.schedule import MAX_CHUNK, Auto, Schedule, copying
 from ..pipeline.stop_rules import BetaThompson, FixedLength
 from ..planning import learned
 from ..planning.split import cut_layers
-from ..sampling.params import EXTRAS, SamplingParams
+from ..sampling.params import SamplingParams
 from ..trace import occupancy
 from ..triton_kernels.state import DRAWN, RECORD_COMMITTED, RECORD_IDS, RECORD_SEQUENCE, REPORT, SEQUENCE
 from . import calibrate, errors
@@ -61,9 +60,8 @@ _LOG = logging.getLogger(__name__)
 LEAST_CAPACITY = 1024  # positions that buffers are made for
 
 
-class CudaBackend:
+class CudaBackend(LoopBackend):
     name = "cuda"
-    copies = siblings = True
     threads = 1  # that launches
 
     def __init__(
@@ -75,6 +73,7 @@ class CudaBackend:
         stages: int | Sequence[int] = 1,
         kv_memory: int | str | None = None,
     ) -> None:
+        super().__init__()
         devices = errors.pick_devices(device)
         self._device = devices[0]  # that drafts
         on_gpu = self._device.type == "cuda"
@@ -103,27 +102,24 @@ class CudaBackend:
         if kv_memory is None and on_gpu:
             kv_memory = int(torch.cuda.mem_get_info(self._device)[0] * SHARE)
         self._kv_memory = kv_memory_of(kv_memory)
-        self._answers = Answers(weakly(self._make_loop))
         self._beside: set[object] = set()  # answers that go by the loop
         self._answer: _Answer | None = None  # the one that is alone
         self._last: _Answer | None = None
         self._lost: str | None = None
-        self.know(None)
         self._tokens: list[int] = []  # the prompt whose rows the stages hold
         self._stages: DeviceStages | None = None
         self._graphs: StageGraphs | None = None
         self._eagle: Eagle | None = None
         self.use_head(None)
-        hears_of_forks(self)
 
     @property
     def concurrency(self) -> int:
         """The loop's passes run on one device: over several there is one answer, in their captured stages."""
-        return 1 if len(self._devices()) > 1 else MOST_ANSWERS
+        return 1 if len(self._devices()) > 1 else super().concurrency
 
     @property
     def extras(self) -> frozenset[str]:
-        return frozenset() if len(self._devices()) > 1 else EXTRAS
+        return frozenset() if len(self._devices()) > 1 else super().extras
 
     @property
     def _page_bytes(self) -> int:
@@ -152,12 +148,6 @@ class CudaBackend:
     def head(self) -> HeadInfo | None:
         head = self._eagle.head if self._eagle else self._weights.head
         return head.info if head else None
-
-    def know(self, successors: npt.NDArray[np.int32] | None) -> None:
-        self._counted = successors
-        self._ngrams = _native.Ngrams()
-        if successors is not None:
-            self._ngrams.know(successors)
 
     def use_head(self, file: HeadFile | None) -> None:
         if len(self._devices()) > 1:
@@ -287,15 +277,11 @@ class CudaBackend:
             self._tokens = []
             return self._ready(len(ids) + 1).logits(ids, last).cpu().numpy()
 
-    def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
-        return logprobs_by_logits(self.logits, ids, top)
-
     def bytes_per_token(self, context: int) -> int:
         return self._weights.bytes + self._config.kv_values * self._weights.dtype.itemsize * context
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
-        last = self._last or self._answers.last
-        return last.spans() if last else []
+        return self._last.spans() if self._last else super().spans()
 
     def costs(self) -> _native.Costs:
         """What draft steps and verification passes cost now: for the lab, and for what `distill` expects."""
@@ -308,8 +294,7 @@ class CudaBackend:
         return calibrate.calibrate(stages, self._graphs)
 
     def explain(self) -> str:
-        """What the policy believes of passes and drafts; empty when nothing has been decoded."""
-        lines = [self._policy.explain() if self._policy else "", self._answers.explain()]
+        lines = [self._policy.explain() if self._policy else "", super().explain()]
         if spans := self.spans():
             lines.append(str(occupancy(spans)))
         return "\n".join(filter(None, lines))
@@ -432,17 +417,7 @@ class CudaBackend:
 
     def _check(self) -> None:
         if self._lost is not None:
-            after = "" if self._lost == NO_GPU_AFTER_FORK else "; this process cannot use the GPU any more"
-            raise PpsdError(self._lost + after)
-
-    def forked(self) -> None:
-        self._starting = RLock()
-        self._over = Condition(self._starting)
-        self._answer = self._last = None
-        self._beside = set()
-        self._answers.forked()
-        self._lost = NO_GPU_AFTER_FORK
-        self.know(self._counted)
+            raise PpsdError(f"{self._lost}; this process cannot use the GPU any more")
 
     # -- stages and graphs ---------------------------------------------------------------------------------------------
 

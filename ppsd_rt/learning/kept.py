@@ -97,6 +97,7 @@ class Lock:
 
     def close(self) -> None:
         if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # a process that was forked may have the file open too
             os.close(self._file)
             self._file = -1
 
@@ -195,10 +196,8 @@ class Kept:
         """Drafts of the exit head that were judged, and those that were right, by date; the oldest first."""
         return read_days(self.folder)  # by a connection of its own: another thread may be keeping an answer
 
-    def close(self, save: bool = True) -> None:
-        """save: else the folder is another process's by now, and so is its connection (sqlite.org/howtocorrupt)."""
-        if save:
-            self._db.close()
+    def close(self) -> None:
+        self._db.close()
         self._lock.close()
 
     def _make_room(self) -> None:

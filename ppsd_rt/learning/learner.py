@@ -18,7 +18,6 @@ from typing import Any, Protocol
 from weakref import finalize, ref
 
 from ..errors import PpsdError
-from ..forks import hears_of_forks
 from ..generation import Generation
 from ..models.checkpoint import Checkpoint
 from ..models.config import LlamaConfig
@@ -45,8 +44,9 @@ class Learns(Protocol):
 
     checkpoint: Checkpoint
     config: LlamaConfig
-    backend: Any
 
+    @property
+    def backend(self) -> Any: ...
     def swap_head(self, file: HeadFile) -> bool: ...
 
 
@@ -110,6 +110,7 @@ class Learner:
         }
         self.kept = Kept(folder, told, engine.config.vocab_size, self.heads.learned)
         self._engine, self._begin, self._resting, self._clock = ref(engine), begin, resting, clock
+        self._process = os.getpid()
         self._ended: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()  # its `put` may interrupt itself
         self._lock = threading.Lock()  # of what follows
         self._running, self._idle_since, self._stopped_since = 0, clock(), 0.0
@@ -130,7 +131,6 @@ class Learner:
             raise
         self._thread: threading.Thread | None = None
         self.close = finalize(engine, self._close)
-        hears_of_forks(self)
         if threaded:
             self._thread = threading.Thread(target=self._loop, name="ppsd-rt learner", daemon=True)
             start(self._thread)
@@ -245,7 +245,9 @@ class Learner:
                     _LOG.warning("learning: %s", error, exc_info=not isinstance(error, PpsdError | OSError))
 
     def _close(self) -> None:
-        """All that has been answered is kept when this returns."""
+        """All that has been answered is kept when this returns; but after a fork the folder is the other process's."""
+        if self._process != os.getpid():
+            return
         self._closed = True
         self._ended.put(None)
         if self._thread not in (None, threading.current_thread()):  # which may have let go of the engine last
@@ -255,10 +257,3 @@ class Learner:
         if self._training is not None:
             self._training.end()
         self.kept.close()
-
-    def forked(self) -> None:
-        """The folder is the other process's."""
-        self.close.detach()
-        self._closed = True
-        self.kept.close(save=False)
-        self._lock, self._training = threading.Lock(), None

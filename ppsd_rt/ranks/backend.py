@@ -18,13 +18,12 @@ import numpy.typing as npt
 
 from .. import _native
 from ..backend import Asked
-from ..cpu.answers import MOST_ANSWERS, Answers
 from ..cpu.machine import no_memory
 from ..errors import PpsdError, UsageError
+from ..loop_backend import LoopBackend
 from ..models.head_file import HeadFile, HeadInfo
-from ..pipeline.rounds import Drafted, Logprob, Round
+from ..pipeline.rounds import Drafted, Round
 from ..sampling.grammar import Grammar
-from ..sampling.params import EXTRAS
 from ..trace import Span
 from .control import Control, Kind, Words, numbers_of, text_of
 from .costs import displacer, time_drafts
@@ -43,16 +42,13 @@ _PAUSE = 0.002  # between two messages whose way is measured: about a stage's pa
 T = TypeVar("T")
 
 
-class RanksBackend:
+class RanksBackend(LoopBackend):
     """Stages of this many layers each; `slices` has made `drafter`, which is what rank 0 holds of the model.
 
     words: of the longest message.
     """
 
     name = "ranks"
-    copies = siblings = True
-    extras = EXTRAS
-    concurrency = MOST_ANSWERS
     device = "cpu"  # rank 0's
 
     def __init__(
@@ -66,11 +62,10 @@ class RanksBackend:
         words: int,
     ) -> None:
         self._groups, self._control, self._drafter, self._slices, self._words = groups, control, drafter, slices, words
-        self.head, self.sizes, self._blocks = head, tuple(sizes), 0
+        super().__init__()
+        self._head, self.sizes, self._blocks = head, tuple(sizes), 0
         self.dtype, self.threads = slices.dtype, slices.threads
         self._loop: _native.Loop | None = None
-        self._answers = Answers(self._make_loop)
-        self._ngrams = _native.Ngrams()
         self._grammar = 0  # the number of the newest
         self._telling = Lock()  # one grammar after the other
         self._grammar_says: dict[int, str] = {}  # by number: what is wrong, if anything is
@@ -107,10 +102,9 @@ class RanksBackend:
         """The line that all ranks end with; None: all is well."""
         return self._control.failure
 
-    def know(self, successors: npt.NDArray[np.int32] | None) -> None:
-        self._ngrams = _native.Ngrams()
-        if successors is not None:
-            self._ngrams.know(successors)
+    @property
+    def head(self) -> HeadInfo | None:
+        return self._head
 
     def use_head(self, file: HeadFile | None) -> None:
         if (file.info if file else None) != self.head:
@@ -125,11 +119,7 @@ class RanksBackend:
         loop = self._answers.loop
         # Until the round is over in which the last answer has ended.
         self._wait(lambda: loop.draft_with(packed), "to end an answer")
-        self.head = file.info
-
-    def recall(self, ids: Sequence[int], owner: int) -> None:
-        """Copy drafts from this text too, as if it had been answered here."""
-        self._ngrams.of(owner).learn(ids)
+        self._head = file.info
 
     def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
         _, params, _, limits, options, _ = asked
@@ -150,9 +140,6 @@ class RanksBackend:
                 self._control.tell(self._control.world.last, Kind.FORGET, grammar)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
-        raise PpsdError("logits stay on the last rank: run this in one process")
-
-    def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
         raise PpsdError("logits stay on the last rank: run this in one process")
 
     def bytes_per_token(self, context: int) -> int:
@@ -179,10 +166,6 @@ class RanksBackend:
 
     def facts(self) -> dict[str, Any]:
         return {**self._slices.facts(), "ranks": self._control.world.size, "layers": list(self.sizes)}
-
-    def explain(self) -> str:
-        """What the policy believes of passes and drafts; empty when nothing has been decoded."""
-        return self._answers.explain()
 
     # -- measuring -----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The reference backend: the loop of csrc/loop/loop.cpp over the torch passes of `passes.py`."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,19 +8,19 @@ import numpy.typing as npt
 import torch
 
 from .. import _native
-from ..backend import Asked, check_ids, logprobs_by_logits
-from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
+from ..backend import check_ids, logprobs_by_logits
+from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS
 from ..cpu.machine import SHARE, kv_memory_of
 from ..errors import PpsdError, UsageError
-from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
+from ..loop_backend import LoopBackend
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.eagle3_head import Eagle3Head
 from ..models.exit_head import ExitHead
 from ..models.head_file import HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
-from ..pipeline.rounds import Drafted, Logprob, Round
-from ..sampling.params import EXTRAS, SamplingParams
+from ..pipeline.rounds import Logprob
+from ..sampling.params import SamplingParams
 from .passes import PAGE, TorchPasses
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,15 +46,13 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-class TorchBackend:
+class TorchBackend(LoopBackend):
     name = "torch"
-    copies = siblings = True
-    extras = EXTRAS
-    concurrency = MOST_ANSWERS
 
     def __init__(
         self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None, kv_memory: int | str | None = None
     ) -> None:
+        super().__init__()
         self.torch_device = pick_device(device)
         self.torch_dtype = pick_dtype(dtype, self.torch_device)
         if threads is not None:
@@ -64,10 +62,7 @@ class TorchBackend:
         if kv_memory is None and on_gpu:
             kv_memory = int(torch.cuda.mem_get_info(self.torch_device)[0] * SHARE)
         self._kv_memory = kv_memory_of(kv_memory)
-        self._on_gpu_before_fork = False
-        self._answers = Answers(weakly(self._make_loop))
         self.use_head(None)
-        hears_of_forks(self)
 
     @property
     def longest(self) -> int:
@@ -100,28 +95,11 @@ class TorchBackend:
         self._pages = min(self._kv_memory // self._passes().page_bytes, 1 << 24)
         self.know(None)
 
-    def know(self, successors: npt.NDArray[np.int32] | None) -> None:
-        self._counted = successors
-        self._ngrams = _native.Ngrams()
-        if successors is not None:
-            self._ngrams.know(successors)
-
-    def forked(self) -> None:
-        torch.set_num_threads(1)  # it would wait for its others for ever
-        self._answers.forked()
-        self.know(self._counted)  # anew: a thread that is not here may have been in it
-        self._on_gpu_before_fork = self.torch_device.type == "cuda"
-
     def _passes(self) -> TorchPasses:
-        if self._on_gpu_before_fork:
-            raise PpsdError(NO_GPU_AFTER_FORK)
         return TorchPasses(self.model, self._head)
 
     def _make_loop(self) -> _native.Loop:
         return _native.Loop.of_passes(self._passes(), self._pages, MOST_ANSWERS, PROMPT_ROWS)
-
-    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
-        yield from self._answers.decode(asked, self._ngrams)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self.model.config.vocab_size)
@@ -140,9 +118,6 @@ class TorchBackend:
         if not self.model.config.tie_word_embeddings:
             weights -= self.model.model.embed_tokens.weight.nbytes  # of which a step reads one row
         return weights + self.model.config.kv_values * self.torch_dtype.itemsize * context
-
-    def spans(self) -> list[tuple[str, int, int, float, float]]:
-        return self._answers.last.spans() if self._answers.last else []
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -10,7 +10,6 @@ from threading import Semaphore
 from typing import Any
 
 from ..errors import PpsdError
-from ..forks import hears_of_forks
 from .grammar_worker import MEMORY, SECONDS, Unheld
 
 _MOST_AT_ONCE = 4  # processes; one of them stays for the next grammar
@@ -24,11 +23,6 @@ class GrammarTrials:
     def __init__(self, vocabulary: tuple[Any, ...], seconds: float = SECONDS, memory: int = MEMORY) -> None:
         """vocabulary: the arguments of `grammar_worker.Vocabulary`."""
         self._vocabulary, self._seconds, self._memory = vocabulary, seconds, memory
-        self.forked()
-        hears_of_forks(self)
-
-    def forked(self) -> None:
-        """Processes of the parent are not ours."""
         self._places = Semaphore(_MOST_AT_ONCE)
         self._idle: list[subprocess.Popen[bytes]] = []
 

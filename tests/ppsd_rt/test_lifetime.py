@@ -12,12 +12,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 from support import write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, _native
 from ppsd_rt._native import testing
-from ppsd_rt.backend import RunOptions
+from ppsd_rt.cpu.answers import _end_answers
 from ppsd_rt.models.llama import LlamaForCausalLM
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.8, seed=2)
@@ -244,90 +243,57 @@ def test_an_answer_asked_for_before_the_head_was_changed_is_refused(folder, sche
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_an_engine_goes_along_with_a_fork(folder, expected, threads, schedule):
-    engine = load(folder, threads=threads)
-    assert engine.generate("lifetime", LONG, schedule).run().ids == expected
-
-    def work():
-        first = engine.generate("lifetime", LONG, schedule).run().ids
-        engine.use_head("norm:1")
-        return [first, engine.generate("lifetime", LONG, schedule).run().ids]
-
-    assert in_child(work) == [list(expected)] * 2
-    assert engine.generate("lifetime", LONG, schedule).run().ids == expected
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_fork_in_the_middle_of_an_answer(folder, expected, schedule):
-    """The parent's answer goes on; in the child it cannot, but closes, and another one begins."""
-    engine = load(folder)
-    generation = engine.generate("lifetime", LONG, schedule, RunOptions(trace=True))
-    stream = iter(generation)
-    ids = [next(stream).id]
-
-    def go_on():
-        for _ in stream:
-            pass
-
-    def work():
-        with pytest.raises(PpsdError, match="begun before a fork: begin it again in this process"):
-            go_on()
-        generation.close()
-        fresh = engine.generate("lifetime", LONG, schedule).run().ids
-        return [generation.completion.finish_reason, engine.backend.spans(), fresh]
-
-    def drop():
-        nonlocal engine, generation, stream
-        del engine, generation, stream
-        gc.collect()
-        return "dropped"
-
-    for _ in range(3):
-        assert in_child(work) == ["cancelled", [], list(expected)]
-    assert in_child(drop) == "dropped"
-    assert tuple(ids + [token.id for token in stream]) == expected
-
-
-def test_a_fork_while_another_thread_decodes(folder, expected):
-    engine, begun, done = load(folder), threading.Event(), threading.Event()
-    answers = set()
+def test_a_fork_ends_with_one_line_where_it_uses_the_engine(folder, expected, schedule):
+    """And is over at once, whatever the parent was doing; whose answer goes on."""
+    engine, decoding, done = load(folder), threading.Event(), threading.Event()
+    generation, stages = engine.generate("lifetime", LONG, schedule), engine.stages()
+    ids = [next(generation).id]
 
     def decode():
         while not done.is_set():
-            for schedule in SCHEDULES:
-                answers.add(engine.generate("lifetime", LONG, schedule).run().ids)
-            begun.set()
+            engine.generate("lifetime", LONG, schedule).run()
+            decoding.set()
+
+    def work():
+        said = []
+        for use in (
+            generation.run,
+            lambda: stages.draft([1]),
+            lambda: engine.generate("?"),
+            lambda: engine.use_head("none"),
+        ):
+            with pytest.raises(PpsdError) as error:
+                use()
+            said.append(str(error.value))
+        generation.close()
+        engine.close()
+        return said
+
+    def drop():
+        nonlocal engine, generation, stages
+        del engine, generation, stages
+        gc.collect()
+        _end_answers()  # as when Python ends
+        return "dropped"
+
+    def another():
+        return load(folder).generate("lifetime", LONG, schedule).run().ids
 
     worker = threading.Thread(target=decode)
     worker.start()
-    begun.wait()
+    decoding.wait()
     try:
-        for _ in range(3):
-            assert in_child(lambda: engine.generate("lifetime", LONG, "elastic").run().ids) == list(expected)
+        line = "an engine cannot be used after a fork: start processes by spawn, and load the model in each"
+        assert in_child(work) == [line] * 4
+        assert in_child(drop) == "dropped"
+        assert in_child(another) == list(expected)
     finally:
         done.set()
         worker.join()
-    assert answers == {expected}
+    assert tuple(ids + [token.id for token in generation]) == expected
 
 
-def test_what_cannot_go_along_with_a_fork_says_so(folder):
-    """A loop, whose threads are left behind; a GPU."""
-    engine, torch_engine = load(folder), load(folder, backend="torch", dtype="float32", threads=None)
-    step = engine.backend.sampling_loop(1, 8, []).step
-
-    def on_gpu():
-        torch_engine.backend.torch_device = torch.device("cuda")
-        torch_engine.backend.forked()
-        torch_engine.generate("lifetime", LONG, "plain").run()
-
+def test_a_loop_cannot_be_stepped_after_a_fork(folder):
+    step = load(folder).backend.sampling_loop(1, 8, []).step
     step()
     assert "this loop was made before a fork" in in_child(step)
-    assert "a GPU cannot be used after a fork" in in_child(on_gpu)
-
-
-def test_the_torch_backend_goes_along_with_a_fork(folder):
-    engine, params = load(folder, backend="torch", dtype="float32"), SamplingParams(max_tokens=20, ignore_eos=True)
-    expected = engine.generate("lifetime", params, "plain").run().ids
-    assert in_child(lambda: engine.generate("lifetime", params, "eesd").run().ids) == list(expected)
-    assert engine.generate("lifetime", params, "eesd").run().ids == expected

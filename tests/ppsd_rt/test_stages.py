@@ -1,6 +1,5 @@
 """The stages in a loop of one's own: the engine's drafts and ids, however rows are cut; misuse is one line."""
 
-import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -159,18 +158,6 @@ def test_one_thread_at_a_time(stages, monkeypatch):
         stages.verify([1])
     monkeypatch.undo()
     assert len(stages.verify([1])) == 1
-
-
-def test_not_after_a_fork(stages):
-    child = os.fork()
-    if child == 0:
-        try:
-            stages.draft([1])
-        except PpsdError as error:
-            os._exit(42 if "before a fork" in str(error) else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42
 
 
 def test_what_cannot_be_had_is_said(folder, engine):
