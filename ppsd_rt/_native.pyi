@@ -178,12 +178,13 @@ class Loop:
         oracle: Oracle | None = ...,
         trace: bool = ...,
         grammar: int = ...,
+        kept: bool = ...,
     ) -> LoopAnswer:
         """Queue an answer.
 
         automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count. masks: of its grammar, for
         drafts and for verification.
-        grammar: its number, over ranks; 0: it has none.
+        grammar: its number, over ranks; 0: it has none. kept: `write_blocks` writes its blocks too.
         MemoryError: the text may become longer than all blocks.
         """
 

@@ -50,7 +50,7 @@ class RunOptions:
     owner: drafts are copied from this text and from others of the same owner, and from nobody else's; None: from this
     text alone, and nobody copies from it.
     shared: but from all texts that are shared, whoever owns them, and from no other ones.
-    kept: where the engine keeps answers to learn from, this one too.
+    kept: where the engine keeps answers to learn from, or prompts in a file, this one too.
     """
 
     report_drafts: bool = False

@@ -63,7 +63,7 @@ Chain& chain_of(PyLoop& loop) {
 PyAnswerEvents add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, const Schedule& schedule, const Limits& limits,
              bool automatic, bool report_drafts,
              const std::optional<std::pair<py::object, py::object>>& masks, const std::optional<OwnedNgrams>& ngrams,
-             const std::optional<Oracle>& oracle, bool trace, int grammar) {
+             const std::optional<Oracle>& oracle, bool trace, int grammar, bool kept) {
   if (prompt.empty()) throw std::invalid_argument("an answer begins with a prompt");
   Request request;
   request.prompt = std::move(prompt);
@@ -76,6 +76,7 @@ PyAnswerEvents add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampli
   request.limits = limits;
   request.ngrams = ngrams.value_or(OwnedNgrams());
   request.report_drafts = report_drafts;
+  request.kept = kept;
   if (oracle) request.oracle = *oracle;
   PyAnswerEvents answer;
   if (trace) request.trace = answer.trace = loop.loop().over_ranks() ? std::make_shared<Trace>(Trace::Clock::time_point())   // as the other ranks
@@ -152,7 +153,7 @@ void bind_decoding(py::module_& m) {
       .def("add", &add, py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"),
            py::arg("limits"), py::arg("automatic") = false, py::arg("report_drafts") = false,
            py::arg("masks") = py::none(), py::arg("ngrams") = py::none(),
-           py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("grammar") = 0)
+           py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("grammar") = 0, py::arg("kept") = true)
       .def(
           "end",
           [](PyLoop& loop) {

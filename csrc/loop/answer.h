@@ -22,7 +22,7 @@ struct Loop::Answer {
         rotated_as(loop->model().rotary.matters(prompt_rows + 1)),
         out(std::make_shared<AnswerEvents>(loop->condition_, int(request.prompt.size()))),
         scheduler(fitted(request.schedule, true, false), request.limits, request.sampling.seed),
-        table(&loop->blocks_, rotated_as),
+        table(&loop->blocks_, rotated_as, request.kept),
         exits(size_t(loop->model().shape.hidden_size)),
         vocabulary(loop->passes_.draft_vocabulary()),
         drafting(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()),

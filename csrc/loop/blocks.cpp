@@ -59,10 +59,11 @@ void Blocks::copy(int from, int to) {
   if (notes_) changes_.copies.emplace_back(from, to);
 }
 
-std::optional<Blocks::Shared> Blocks::share(Content before, const int* ids) {
+std::optional<Blocks::Shared> Blocks::share(Content before, const int* ids, bool saved) {
   const auto found = index_.find({before, {ids, ids + kSpan}});
   if (found == index_.end()) return std::nullopt;
   hold(found->second);
+  states_[found->second].saved |= saved;
   return Shared{found->second, states_[found->second].content};
 }
 
@@ -82,16 +83,18 @@ std::pair<int, int> Blocks::like(Content before, const int* ids, int most) const
   return best;
 }
 
-Blocks::Shared Blocks::keep(int block, Content before, const int* ids, int count) {
+Blocks::Shared Blocks::keep(int block, Content before, const int* ids, int count, bool saved) {
   const Key key{before, {ids, ids + count}};
   if (const auto other = index_.find(key); other != index_.end()) {
     hold(other->second);
+    states_[other->second].saved |= saved;
     release(block);
     return {other->second, states_[other->second].content};
   }
   State& state = states_[block];
   state.key = key;
   state.content = ++last_content_;
+  state.saved = saved;
   index_[state.key] = block;
   return {block, state.content};
 }
@@ -103,7 +106,7 @@ void BlockTable::add(int block) {
 
 int BlockTable::share(const std::vector<int>& ids, int most) {
   for (; (kept_ + 1) * kSpan <= most; ++kept_) {
-    const auto shared = blocks_->share(content_, ids.data() + kept_ * kSpan);
+    const auto shared = blocks_->share(content_, ids.data() + kept_ * kSpan, saved_);
     if (!shared) break;
     for (; size() > kept_; held_.pop_back(), pointers_.pop_back()) blocks_->release(held_.back());   // reserved in advance
     add(shared->block);
@@ -134,7 +137,7 @@ bool BlockTable::reserve(int rows) {
 
 void BlockTable::keep(const std::vector<int>& ids, int rows) {
   for (; (kept_ + 1) * kSpan <= rows; ++kept_) {
-    const auto shared = blocks_->keep(held_[kept_], content_, ids.data() + kept_ * kSpan);
+    const auto shared = blocks_->keep(held_[kept_], content_, ids.data() + kept_ * kSpan, kSpan, saved_);
     held_[kept_] = shared.block;
     pointers_[kept_] = blocks_->at(shared.block);
     content_ = shared.content;
@@ -144,7 +147,8 @@ void BlockTable::keep(const std::vector<int>& ids, int rows) {
 void BlockTable::leave(const std::vector<int>& ids, int rows) {
   keep(ids, rows);
   const int more = rows - kept_ * kSpan;
-  if (more >= kWorthCopying) held_[size_t(kept_)] = blocks_->keep(held_[size_t(kept_)], content_, ids.data() + kept_ * kSpan, more).block;
+  if (more >= kWorthCopying)
+    held_[size_t(kept_)] = blocks_->keep(held_[size_t(kept_)], content_, ids.data() + kept_ * kSpan, more, saved_).block;
   drop();
 }
 

@@ -47,14 +47,15 @@ class Blocks {
     int block;
     Content content;
   };
-  std::optional<Shared> share(Content before, const int* ids);   // holds it
+  // saved: may it go to a file? Once it may, it may.
+  std::optional<Shared> share(Content before, const int* ids, bool saved = true);   // holds it
   // `block` holds this from now on. If another one does, that is held instead, and this one released. count: fewer than kSpan
   // where the text ends: then nobody shares it, but later texts may copy it.
-  Shared keep(int block, Content before, const int* ids, int count = kSpan);
+  Shared keep(int block, Content before, const int* ids, int count = kSpan, bool saved = true);
   // The block that begins, after `before`, with the most of these ids, at most `most`; and how many. Nobody need hold it.
   std::pair<int, int> like(Content before, const int* ids, int most) const;
 
-  // What blocks hold that texts share, outside of this process (saved_blocks.cpp): the most recently used first, at most `most`
+  // What blocks hold that may be saved, outside of this process (saved_blocks.cpp): the most recently used first, at most `most`
   // of them, from a place in a file on. Returns how many. Throws std::system_error.
   int write(int file, int64_t at, int most) const;
   // So many of them into blocks that are free. One that is damaged, or stands after such a one, is as if it were not there.
@@ -66,6 +67,7 @@ class Blocks {
   struct State {
     int holders = 0;
     Content content = 0;   // 0: nothing that could be shared
+    bool saved = false;
     Key key;
     std::list<int>::iterator place;   // in idle_
   };
@@ -84,9 +86,9 @@ class Blocks {
 // The blocks of one text.
 class BlockTable {
  public:
-  // kind: texts of different ones share nothing.
-  explicit BlockTable(Blocks* blocks, int kind = 0)
-      : blocks_(blocks), root_(kind == 0 ? 0 : ~Blocks::Content(0) - Blocks::Content(kind)), content_(root_) {}
+  // kind: texts of different ones share nothing. saved: its blocks may go to a file.
+  explicit BlockTable(Blocks* blocks, int kind = 0, bool saved = true)
+      : blocks_(blocks), saved_(saved), root_(kind == 0 ? 0 : ~Blocks::Content(0) - Blocks::Content(kind)), content_(root_) {}
   ~BlockTable() { drop(); }
   BlockTable(const BlockTable&) = delete;
   BlockTable& operator=(const BlockTable&) = delete;
@@ -110,6 +112,7 @@ class BlockTable {
   void add(int block);
 
   Blocks* blocks_;
+  const bool saved_;
   const Blocks::Content root_;     // what stands before the text
   std::vector<int> held_;
   std::vector<uint8_t*> pointers_;

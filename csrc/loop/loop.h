@@ -44,6 +44,7 @@ struct Request {
   Schedule schedule;
   OwnedNgrams ngrams;             // what is copied from
   bool report_drafts = false;
+  bool kept = true;               // its rows may be saved: see Blocks
   Oracle oracle;
   std::shared_ptr<Trace> trace;   // or null
 };

@@ -45,6 +45,7 @@ int Blocks::write(int file, int64_t at, int most) const {
     if (states_[size_t(block)].holders > 0 && states_[size_t(block)].content != 0) order.push_back(block);
   std::sort(order.begin(), order.end(), [&](int a, int b) { return states_[size_t(a)].content < states_[size_t(b)].content; });
   order.insert(order.end(), idle_.rbegin(), idle_.rend());
+  order.erase(std::remove_if(order.begin(), order.end(), [&](int block) { return !states_[size_t(block)].saved; }), order.end());
   if (order.size() > size_t(std::max(most, 0))) order.resize(size_t(std::max(most, 0)));
   std::map<Content, int> numbers;
   for (const int block : order) {

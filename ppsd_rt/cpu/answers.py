@@ -128,6 +128,7 @@ class Answers:
                 oracle=options.oracle,
                 trace=options.trace,
                 grammar=grammar,
+                kept=options.kept,
             )
             self.last = answer.stream = cancellation.source = stream
             cancellation.tells(stream.cancel)

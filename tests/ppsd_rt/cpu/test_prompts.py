@@ -7,6 +7,7 @@ import pytest
 from support import tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError, _native
+from ppsd_rt.backend import RunOptions
 from ppsd_rt.cli import serve
 from ppsd_rt.cli.main import main
 from ppsd_rt.cpu import prompts
@@ -46,6 +47,22 @@ def file(folder, tmp_path):
     path = tmp_path / "prompts"
     assert engine.save_prompts(path) == 4
     return path
+
+
+def test_what_is_not_to_be_kept_is_in_no_file(folder, tmp_path):
+    """But the beginning that it has in common with what is; in memory it is shared as ever."""
+    engine, path, params = load(folder), tmp_path / "prompts", SamplingParams(max_tokens=12)
+    secret = [*DOCUMENT, *range(1, 40)]
+    for _ in range(2):
+        engine.generate(secret, params, options=RunOptions(kept=False)).run()
+        assert engine.save_prompts(path) == 0
+    assert read(engine) < 1.5 * len(secret)
+    ask(engine, [*DOCUMENT, *range(50, 90)])
+    assert engine.save_prompts(path) == 4
+    other = load(folder)
+    assert other.load_prompts(path) == 4
+    ask(other, secret)
+    assert len(secret) - len(DOCUMENT) <= read(other) < len(secret) / 2
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "bfloat16", "float32"])
