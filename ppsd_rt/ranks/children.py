@@ -37,12 +37,12 @@ class Child:
 
 def start(count: int, argv: Sequence[str]) -> tuple[World, list[Child]]:
     """All ranks but 0, with this command line -> the world of rank 0, which is this process."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    listener = socket.create_server(("127.0.0.1", 0))  # at once: nobody else can take the port
+    port = listener.getsockname()[1]
     children = []
     for rank in range(1, count):
         world = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": count}
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         environment = {**os.environ, **{name: str(value) for name, value in (world | place).items()}}
         children.append(Child(rank, argv, environment))
-    return World(0, count, 0, count, "127.0.0.1", port), children
+    return World(0, count, 0, count, "127.0.0.1", port, listening=listener.detach()), children

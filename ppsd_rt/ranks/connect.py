@@ -30,7 +30,9 @@ T = TypeVar("T")
 def connect(world: World) -> dict[int, Any]:
     """The process groups of `open_groups`. Raises PpsdError."""
     choose_interface(world)
-    listening = _listen(world) if world.drafts and not world.hosted else None
+    listening = world.listening
+    if listening is None and world.drafts and not world.hosted:
+        listening = _listen(world)
     store = _in_time(
         attempt(lambda: _store(world, listening)), f"rank {world.rank} cannot meet the others at {_place(world)}"
     )

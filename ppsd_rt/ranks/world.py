@@ -14,7 +14,7 @@ MOST_RANKS = 10_000  # more is a slip of the hand
 class World:
     """rank of `size` ranks; local: the same among the ranks of this host. Rank 0 drafts and has the scheduler.
 
-    The ranks meet at host:port. hosted: torchrun's agent listens there; else rank 0 does.
+    The ranks meet at host:port. hosted: torchrun's agent listens there; else rank 0 does. listening: by this socket.
     """
 
     rank: int
@@ -24,6 +24,7 @@ class World:
     host: str = "127.0.0.1"
     port: int = 29500
     hosted: bool = False
+    listening: int | None = None
 
     @property
     def drafts(self) -> bool:

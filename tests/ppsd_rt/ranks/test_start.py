@@ -15,6 +15,7 @@ from serve_support import HANG
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.cli.main import main
 from ppsd_rt.errors import PpsdError
+from ppsd_rt.ranks import children
 from ppsd_rt.ranks import connect as connecting
 from ppsd_rt.ranks.connect import INTERFACE, connect
 from ppsd_rt.ranks.launch import RankOptions, join
@@ -224,6 +225,14 @@ def test_what_ends_ranks_of_one_command_is_one_line(folder, tmp_path):
     done = run(folder, "--ranks", "2", "--kv-memory", "64k", "-n", "3000", "--raw", "Once")
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith("ppsd-run: ")
+
+
+def test_nobody_can_take_the_port_of_ranks_before_they_meet(monkeypatch):
+    monkeypatch.setattr(children, "Child", lambda rank, argv, environment: environment["MASTER_PORT"])
+    world, (port,) = children.start(2, [])
+    assert port == str(world.port)
+    with socket.socket(fileno=world.listening), pytest.raises(OSError, match="in use"):
+        socket.create_server(("127.0.0.1", world.port))
 
 
 @pytest.mark.parametrize(
