@@ -97,14 +97,13 @@ def draw_nothing() -> None:
 
 
 def every_stage(weights: Any, capacity: int, cuts: tuple[int, ...], *, pdl: bool) -> None:
-    """All that an answer alone launches: a prompt, draft steps and passes, with siblings and without, logits."""
+    """All that an answer alone launches: a prompt, draft steps and passes, logits."""
     from ppsd_rt.cuda import stages as its
 
     its.DraftVocabulary = lambda head: None  # it reads the ids that are listed
     stages = its.DeviceStages(weights, capacity, cuts, pdl=pdl)
     stages._prompt.run(0, 64)
-    for siblings in (False, True) if weights.head is not None and not cuts else (False,):
-        stages.round(int(weights.head is not None), siblings)
+    stages.round(int(weights.head is not None))
     stages.logits(0, 1)
 
 

@@ -340,7 +340,6 @@ def simulate(
     schedule: Schedule,
     tokens: int,
     acceptance: Sequence[float],
-    second: float,
     seed: int,
     costs: StageCosts,
     trace: bool,
@@ -377,17 +376,15 @@ class GraphCopy:
     ) -> None: ...
 
 class Graphs:
-    """Captured stages, and what they write: the handles of plain rounds, and of rounds with siblings, if there are any
-    (a draft step's, a row's, whole rounds' by their number of drafts, those of the legs of a pass); copies before each
-    leg, rings of records [address, records], the address of what the host offers to draft, and the numbers of the last
-    records.
+    """Captured stages, and what they write: the handles of steps (a draft step's, a row's, whole rounds' by their
+    number of drafts, those of the legs of a pass); copies before each leg, rings of records
+    [address, records], the address of what the host offers to draft, and the numbers of the last records.
     """
 
     def __init__(
         self,
         *,
-        plain: tuple[int, int, dict[int, int], Sequence[int]],
-        siblings: tuple[int, int, dict[int, int], Sequence[int]] | None,
+        steps: tuple[int, int, dict[int, int], Sequence[int]],
         copies: Sequence[Sequence[GraphCopy]],
         take_apart: bool,
         verdict_apart: bool,
@@ -453,7 +450,6 @@ class LaunchPlan:
     ) -> None: ...
     def begin(self, prompt: Sequence[int], keep: int, first: int) -> Round: ...
     def next(self, drafts_done: int) -> str: ...
-    siblings: Final[bool]  # does this launch take siblings?
     window: Final[tuple[int, int]]
     def land(self, record: Sequence[int], drafts_done: int, seconds: float) -> Round | None: ...
     def wants_confidence(self) -> int: ...

@@ -30,14 +30,12 @@ class Oracle:
     """For benchmarks: drafts that are right with probability `acceptance`, whatever the head says.
 
     truth: the ids of the whole text, prompt included, as plain decoding gives it. The work of drafting is done all the
-    same, so schedules can be measured at any acceptance. second: where the draft is wrong, the chance that its sibling
-    is right (0: no draft has one); not on the cuda backend.
+    same, so schedules can be measured at any acceptance.
     """
 
     truth: tuple[int, ...]
     acceptance: float
     seed: int = 0
-    second: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -121,10 +119,6 @@ class Backend(Protocol):
     @property
     def copies(self) -> bool:
         """Can drafts be copied (`lookup` and `recycle` of the schedules)?"""
-
-    @property
-    def siblings(self) -> bool:
-        """Can drafts have siblings (`siblings` of the schedules)?"""
 
     @property
     def extras(self) -> frozenset[str]:

@@ -324,7 +324,7 @@ class Engine:
         Messages get the template here too. Iterate over the result for its tokens, or `.run()` it to the end.
 
         schedule: a text as for `--schedule`. `auto` measures this machine and, where drafts do not pay, decodes
-        plainly. With a penalty (repetition, presence, frequency) or a grammar no siblings are verified.
+        plainly.
         Any thread may ask, and an answer begins when its first token is asked for.
 
         Raises, before anything is decoded, what `encode` raises for the prompt; UsageError for arguments of another
@@ -343,15 +343,10 @@ class Engine:
             raise UsageError(
                 f"the {self.backend.name} backend copies no drafts: leave lookup= and recycle= out of the schedule"
             )
-        if isinstance(schedule, Schedule) and schedule.siblings and not self.backend.siblings:
-            name = self.backend.name
-            raise UsageError(f"the {name} backend verifies no siblings: leave siblings= out of the schedule")
         params = params or SamplingParams()
         self.check(params)
         if params.grammar:
             options = replace(options, masks=self.compile(params.grammar))
-        if isinstance(schedule, Schedule) and params.looks_back:
-            schedule = replace(schedule, siblings=0.0)  # a sibling's row would have seen another text than its pass
         if isinstance(schedule, Schedule) and schedule.drafts and self.head is None:
             raise PpsdError(
                 f"schedule {describe(schedule)} drafts, but {self.name} has no exit head: give --exit-head FILE or "

@@ -31,8 +31,8 @@ Prompt = str | Iterable[Mapping[str, str]] | Iterable[int]
 class Token:
     """A committed token and the text that it made certain (text may lag behind: split characters, stop strings).
 
-    origin: `accepted`; `copied` (accepted, and copied from before); `corrected`; `sibling` (the same, and the draft's
-    sibling); `bonus` (after a fully accepted chunk, or a sibling); or `plain` (nothing was drafted).
+    origin: `accepted`; `copied` (accepted, and copied from before); `corrected`; `bonus` (after a
+    fully accepted chunk); or `plain` (nothing was drafted).
     logprob: where `SamplingParams.logprobs` asks for it.
     """
 
@@ -323,7 +323,7 @@ def _origin(round: Round, place: int) -> str:
         return "plain"
     if place == len(round.judged):
         return "bonus"
-    return "sibling" if round.rescued else "corrected"
+    return "corrected"
 
 
 def _cut(round: Round, count: int) -> Round:
@@ -334,7 +334,6 @@ def _cut(round: Round, count: int) -> Round:
         committed=round.committed[:count],
         judged=judged,
         accepted=min(round.accepted, count),
-        rescued=round.rescued and count > len(judged),
         logprobs=round.logprobs[:count],
         dropped=round.dropped + len(round.judged) - len(judged),
     )

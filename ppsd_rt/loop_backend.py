@@ -14,7 +14,7 @@ from .sampling.params import EXTRAS
 
 
 class LoopBackend:
-    copies = siblings = True
+    copies = True
 
     def __init__(self) -> None:
         self._answers = Answers(weakly(self._make_loop))

@@ -28,8 +28,6 @@ class Statistics:
     copied_accepted: int = 0
     recycled_judged: int = 0  # of those that were copied, those from other texts
     recycled_accepted: int = 0
-    siblings: int = 0  # rows
-    rescued: int = 0  # rounds
     accepted_histogram: Counter[int] = field(default_factory=Counter)  # accepted in a round -> rounds
     judged_by_position: Counter[int] = field(default_factory=Counter)  # place in the chunk from 1 -> draft tokens
     accepted_by_position: Counter[int] = field(default_factory=Counter)
@@ -44,8 +42,6 @@ class Statistics:
         self.rounds += 1
         self.rows += round.rows
         self.dropped += round.dropped
-        self.siblings += round.siblings
-        self.rescued += round.rescued
         self.accepted_histogram[round.accepted] += 1
         for place, draft in enumerate(round.judged, 1):
             right = place <= round.accepted

@@ -1,7 +1,6 @@
 """What the tests of the Triton kernels share. They run on a GPU where there is one, else in Triton's interpreter."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from triton.runtime import interpreter
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.rope import Rope
 from ppsd_rt.triton_kernels.linear import Weight, quantise, quantise_fp8, quantise_int4
-from ppsd_rt.triton_kernels.state import KNOWN, ROWS, SIBLING_POSITIONS, SIBLING_WORDS, SIBLINGS, START, WORDS
+from ppsd_rt.triton_kernels.state import KNOWN, ROWS, START, WORDS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROW_COUNTS = (1, 2, 7, 16)
@@ -30,14 +29,6 @@ def state_of(rows: int, start: int = 0, known: int = 0) -> Tensor:
     state = torch.zeros(WORDS, dtype=torch.int32, device=DEVICE)
     state[ROWS], state[START], state[KNOWN] = rows, start, known
     return state
-
-
-def siblings_at(positions: Sequence[int]) -> Tensor:
-    """A round's siblings, at these positions."""
-    siblings = torch.zeros(SIBLING_WORDS, dtype=torch.int32, device=DEVICE)
-    siblings[SIBLINGS] = len(positions)
-    siblings[SIBLING_POSITIONS : SIBLING_POSITIONS + len(positions)] = torch.tensor(positions, dtype=torch.int32)
-    return siblings
 
 
 def table(capacity: int, head_dim: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,5 @@
 """What the Triton kernels compute, by their formulas, in torch: one function for each kernel's file."""
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from noise_twin import gumbel
@@ -98,17 +96,11 @@ def swiglu_twin(x: Tensor, norm: Tensor, eps: float, weight: Weight) -> Tensor:
     return F.silu(gate) * up
 
 
-def verdict_twin(
-    text: list[int], choices: list[int], late: dict[int, int], state: dict[int, int],
-    siblings: Sequence[tuple[int, int, int]] = (),
-) -> tuple[int, int]:  # fmt: skip
-    """One token after another -> the place and the position of the row that is adopted, or -1s.
-
-    siblings: position, token, and the model's own after it; late[ROWS] is without them."""
+def verdict_twin(text: list[int], choices: list[int], late: dict[int, int], state: dict[int, int]) -> None:
+    """One token after another."""
     state[ACCEPTED] = state[COMMITTED] = 0
     if late[ROWS] == 0 or late[EPOCH] != state[EPOCH]:
-        return -1, -1
-    places = late[START] + late[ROWS]  # of siblings
+        return
     for choice in choices[: late[ROWS]]:
         place = state[START] + 1
         drafted = place < state[DRAFTED]
@@ -119,14 +111,6 @@ def verdict_twin(
         state[DRAFTED] = max(state[DRAFTED], place + 1)
         if drafted and not agree:
             state[EPOCH] += 1
-            for number, (position, token, after) in enumerate(siblings):
-                if (position, token) == (place, choice):
-                    text[place + 1] = state[TOKEN] = after
-                    state[START] = place + 1
-                    state[COMMITTED] += 1
-                    state[DRAFTED] = place + 2
-                    return places + number, place
             state[DRAFTED] = place + 1
         if not agree:
             break
-    return -1, -1

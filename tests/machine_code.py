@@ -5,7 +5,7 @@ no memory), compiled for Hopper and Ampere, and its machine code is checked: not
 a time and, on Hopper, as many as meant before the wait for the kernel ahead, matrix instructions, no atomics, and (on
 Hopper) at most half a multiprocessor's registers and shared memory, so that two stages can share it. The kernels of a
 prompt pass may have all of it. The loop over K of a row's kernels has neither barriers nor shared memory. Variants of a
-kernel that have to give the same bits, with and without siblings or other texts, must do the same arithmetic. Prints a
+kernel that have to give the same bits, with and without other texts, must do the same arithmetic. Prints a
 table; exit status 1 where a check fails.
 
 --beside FILE also compares instructions with those that --json has recorded, of whatever Triton needs fewest. What is
@@ -43,14 +43,12 @@ from ppsd_rt.triton_kernels.linear import INT8_BLOCK, Weight, linear, tiling
 from ppsd_rt.triton_kernels.prompt_attention import prompt_attention
 from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv
-from ppsd_rt.triton_kernels.siblings import adopt
 from ppsd_rt.triton_kernels.state import (
     DRAFT_WORDS,
     MAIL_SLOTS,
     MAX_ROWS,
     OFFER_WORDS,
     RING_WORDS,
-    SIBLING_WORDS,
     WORDS,
 )
 from ppsd_rt.triton_kernels.swiglu import swiglu
@@ -65,7 +63,7 @@ MORE_INSTRUCTIONS = 1.3  # than the Triton that needs fewest
 MEETING = ("BAR", "LDS", "LDSM", "STS", "STSM", "ATOMS")  # of a program's warps
 WEIGHT = {"plain": 2.0, "int8": 1.0, "int4": 0.5, "fp8": 1.0}  # bytes
 WIDER = {"int4": "int8"}  # what a format leaves to another: keys and values, and the LM head
-COMPANY = ("siblings", "texts", "tables", "tiles")  # what launches of rows with company are told besides
+COMPANY = ("texts", "tables", "tiles")  # what launches of rows with company are told besides
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32",
@@ -243,8 +241,8 @@ def type_of(value: Any) -> str:
     return POINTERS[value.dtype] if isinstance(value, Tensor) else "i32" if isinstance(value, int) else "fp32"
 
 
-def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:  # noqa: PLR0915 - a launch after the other
-    """All kernels of one step, with and without a draft vocabulary and siblings, each once."""
+def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:
+    """All kernels of one step, with and without a draft vocabulary, each once."""
     empty = partial(torch.empty, device="meta", dtype=torch.bfloat16)
     words = partial(torch.empty, device="meta", dtype=torch.int32)
     wide = partial(torch.empty, device="meta", dtype=torch.float32)
@@ -257,7 +255,7 @@ def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:  # n
     keys, values = (empty(shape.kv_heads, capacity, shape.head_dim) for _ in range(2))
     cosines, sines = (wide(capacity, shape.head_dim // 2) for _ in range(2))
     choices, chances, inner = words(MAX_ROWS), wide(MAX_ROWS), empty(MAX_ROWS, shape.inner)
-    confidences, seconds, siblings = wide(capacity), (words(MAX_ROWS), wide(MAX_ROWS)), words(SIBLING_WORDS)
+    confidences = wide(capacity)
     hidden = (MAX_ROWS, shape.hidden)
     lm_head = meta_weight(shape.vocabulary, shape.hidden, WIDER.get(format, format))
     draft_head = weight(16384, shape.hidden)
@@ -273,11 +271,8 @@ def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:  # n
         qkv_of = partial(qkv, kv=kv, pdl=pdl)
         for rows in (x, rounded):  # of another pass, of this one
             qkv_of(rows, norm, eps, projections, None, cosines, sines, queries, keys, values, state)
-        rotated = rounded, norm, eps, projections, None, cosines, sines, queries, keys, values, state
-        qkv_of(*rotated, siblings=siblings)
         partials = Partials(shape.heads, shape.kv_heads, shape.head_dim, "meta")
         attention(queries, keys, values, partials, mixed, state, pdl=pdl)
-        attention(queries, keys, values, partials, mixed, state, siblings=siblings, pdl=pdl)
         norms = HeadNorms(empty(shape.head_dim), empty(shape.head_dim))
         qkv_of(rounded, norm, eps, projections, None, cosines, sines, queries, keys, values, state, norms=norms)
         attention(queries, keys, values, partials, mixed, state, window=1000, pdl=pdl)
@@ -291,26 +286,14 @@ def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:  # n
                 rows, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
                 draft_ids=draft_ids, text=text, first_seen=words(shape.vocabulary), pdl=pdl,
             )  # fmt: skip
-        for rows, head, beside, its in ((rounded, lm_head, siblings, None), (x, draft_head, None, seconds)):
-            heads(
-                rows, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
-                text=text, first_seen=words(shape.vocabulary), siblings=beside, seconds=its, pdl=pdl,
-            )  # fmt: skip
-        for beside, its in ((None, None), (siblings, (text, confidences))):
-            begin_draft(
-                text, confidences, text, words(OFFER_WORDS), state, state, state, siblings=beside, seconds=its, pdl=pdl
-            )
-            arrived(state, state, siblings=beside, pdl=pdl)
-            drafted(
-                text, choices, chances, confidences, text, text, state, state, state, words(64, DRAFT_WORDS),
-                vocabulary=shape.vocabulary, its_seconds=its and seconds, seconds=its, pdl=pdl,
-            )  # fmt: skip
-            begin_verification(state, state, state, siblings=beside, pdl=pdl)
-            verdict(
-                text, choices, confidences, text, text, state, state, words(64, RING_WORDS),
-                head=None if beside is None else state, siblings=beside, pdl=pdl,
-            )  # fmt: skip
-        adopt(torch.empty(2, dtype=torch.int64, device="meta"), keys, x, x, siblings, pdl=pdl)
+        begin_draft(text, confidences, text, words(OFFER_WORDS), state, state, state, pdl=pdl)
+        arrived(state, state, pdl=pdl)
+        drafted(
+            text, choices, chances, confidences, text, text, state, state, state, words(64, DRAFT_WORDS),
+            vocabulary=shape.vocabulary, pdl=pdl,
+        )  # fmt: skip
+        begin_verification(state, state, state, pdl=pdl)
+        verdict(text, choices, confidences, text, text, state, state, words(64, RING_WORDS), pdl=pdl)
         post(state, words(MAIL_SLOTS, WORDS), state, pdl=pdl)
         fetch(words(MAIL_SLOTS, WORDS), state, state, pdl=pdl)
         texts, count = Texts(2, words(2 * MAX_ROWS, TEXT_WORDS), words(capacity)), 2 * MAX_ROWS

@@ -50,8 +50,8 @@ stop_rules = st.one_of(
     st.builds(Paying, st.floats(0.01, 2), st.integers(1, 12), st.floats(0.5, 8), st.floats(0.5, 1)),
 )
 drafting_schedules = st.builds(
-    lambda chunk, first, ahead, overlap, rule, lookup, siblings, recycle: Schedule(
-        min(first, chunk), chunk, max(ahead, chunk), overlap, rule, lookup, siblings, recycle
+    lambda chunk, first, ahead, overlap, rule, lookup, recycle: Schedule(
+        min(first, chunk), chunk, max(ahead, chunk), overlap, rule, lookup, recycle
     ),
     st.integers(1, MAX_CHUNK),
     st.integers(0, MAX_CHUNK),
@@ -59,7 +59,6 @@ drafting_schedules = st.builds(
     st.booleans(),
     stop_rules,
     st.sampled_from([0, 0, 1, 2, 3, 8]),
-    st.sampled_from([0.0, 1e-9, 0.001, 0.03, 0.3]),
     st.booleans(),
 )
 copying_schedules = st.builds(
@@ -86,7 +85,7 @@ class ToyPasses:
     def __init__(self, truth, drafts):
         self.rotary = _native.Rotary([1.0])
         self._truth, self._drafts = truth, drafts
-        self._cache, self._beside, self._rows = {}, {}, []
+        self._cache, self._rows = {}, []
 
     def reserve(self, rows, rotated_as):
         pass
@@ -103,19 +102,17 @@ class ToyPasses:
     def _history(self, pages, position):
         return [self._cache[pages[place // 64]][place % 64] for place in range(position + 1)]
 
-    def early(self, texts, x, siblings, cancelled):
+    def early(self, texts, x, cancelled):
         ids = iter(x[:, 0].astype(int).tolist())
         for start, count, pages, _ in texts:
             for place in range(start, start + count):
                 self._cache.setdefault(pages[place // 64], {})[place % 64] = next(ids)
-        self._beside |= dict(zip(siblings, ids, strict=True))
         return x
 
-    def late(self, texts, x, siblings, cancelled):
+    def late(self, texts, x, cancelled):
         spread = [(pages, place) for start, count, pages, _ in texts for place in range(start, start + count)]
         self._rows = [self._history(*row) for row in spread]
         assert x[: len(spread), 0].astype(int).tolist() == [history[-1] for history in self._rows]
-        self._rows += [[*self._history(texts[0][2], place)[:-1], self._beside[place]] for place in siblings]
         return x, None
 
     def logits(self, rows):
@@ -124,6 +121,3 @@ class ToyPasses:
 
     def draw(self, draws, cancelled):
         return [self._drafts(self._history(pages, start + count - 1)).numpy() for (start, count, pages, _), *_ in draws]
-
-    def adopt(self, position, page, late):
-        self._cache[page][position % 64] = self._beside[position]

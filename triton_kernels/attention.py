@@ -11,9 +11,6 @@ their order, so that it does not matter which one is the last; where a single ti
 A tile or a span that a row cannot see leaves the row's numbers as they are, to the bit: that is why neighbours do not
 matter. With a window a row sees its last `window` positions alone, its own included.
 
-Siblings (siblings.py) come after the text's rows, each in programs of its own. They read the cache as if their key and
-value stood at their position, where those of another token are: so a sibling gets the bits that it would get alone.
-
 The grid is the same for every length; programs without a tile or without a live row end at once. So a captured launch
 serves every length, and what the spans leave does not grow with it.
 """
@@ -25,27 +22,25 @@ from torch import Tensor
 
 from . import state as words
 from .ptx import gdc_launch_dependents, gdc_wait
-from .state import MAX_ROWS, MOST_SIBLINGS, ROWS, START
-from .texts import PAGE, POSITION, SEAT, TABLE, TEXT_WORDS, Texts
+from .state import MAX_ROWS, ROWS, START
+from .texts import PAGE, POSITION, TABLE, TEXT_WORDS, Texts
 
 TILE, SPANS, COLUMNS = 64, 16, 16
 
 _ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
-_SIBLINGS, _POSITIONS = tl.constexpr(words.SIBLINGS), tl.constexpr(words.SIBLING_POSITIONS)
 _WORDS, _MAX_ROWS, _TEXT_WORDS = tl.constexpr(words.WORDS), tl.constexpr(MAX_ROWS), tl.constexpr(TEXT_WORDS)
-_POSITION, _SEAT, _TABLE = tl.constexpr(POSITION), tl.constexpr(SEAT), tl.constexpr(TABLE)
+_POSITION, _TABLE = tl.constexpr(POSITION), tl.constexpr(TABLE)
 
 
 @triton.jit
 def attention_kernel(
-    queries, keys, values, sums, tops, arrived, out, state, siblings, texts, tables, capacity, scale,
+    queries, keys, values, sums, tops, arrived, out, state, texts, tables, capacity, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     WINDOW: tl.constexpr, TILE: tl.constexpr, SPANS: tl.constexpr, COLUMNS: tl.constexpr,
-    SIBLINGS: tl.constexpr, TEXT_TILES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    TEXT_TILES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (kv_heads * TEAMS, SPANS). WIDTH and GROUP: head_dim and heads a KV head, rounded up to powers of two.
-    SIBLINGS: how many there may be. TEXT_TILES: of rows of several texts, each of which has programs of its own; 0: the
-    rows are one text's.
+    TEXT_TILES: of rows of several texts, each of which has programs of its own; 0: the rows are one text's.
 
     Queries go row by row, the heads of a group together, so that few rows fill few chunks of COLUMNS.
 
@@ -55,32 +50,21 @@ def attention_kernel(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    CHUNKS: tl.constexpr = 0 if TEXT_TILES else 16 * GROUP // COLUMNS
     ALONE: tl.constexpr = GROUP // COLUMNS if GROUP > COLUMNS else 1  # chunks of a row that has its own
-    TEAMS: tl.constexpr = CHUNKS + (16 * TEXT_TILES if TEXT_TILES else SIBLINGS) * ALONE
+    TEAMS: tl.constexpr = 16 * TEXT_TILES * ALONE if TEXT_TILES else 16 * GROUP // COLUMNS
     team, span = tl.program_id(0), tl.program_id(1)
     kv_head, chunk = team // TEAMS, team % TEAMS
     if TEXT_TILES > 0:
         its = chunk // ALONE  # the row
         there = its % _MAX_ROWS < tl.load(state + its // _MAX_ROWS * _WORDS + _ROWS)
         rows = tl.where(there, its + 1, 0)
-        at, its_place = tl.load(texts + its * _TEXT_WORDS + _POSITION), tl.load(texts + its * _TEXT_WORDS + _SEAT)
-        start = at - its  # so that the row stands at its position
+        start = tl.load(texts + its * _TEXT_WORDS + _POSITION) - its  # so that the row stands at its position
         tables += tl.load(texts + its * _TEXT_WORDS + _TABLE)
     else:
         rows, start = tl.load(state + _ROWS), tl.load(state + _START)
     begin = chunk * COLUMNS  # the first of the queries
     if TEXT_TILES > 0:
         begin = its * GROUP + chunk % ALONE * COLUMNS
-    if SIBLINGS > 0:
-        beside = chunk >= CHUNKS
-        of_text = tl.maximum(rows - tl.load(siblings + _SIBLINGS), 0)
-        its = of_text + (chunk - CHUNKS) // ALONE  # the sibling's row
-        at = tl.load(siblings + _POSITIONS + its - of_text, mask=beside, other=-1)  # its position
-        its_place = start + its
-        begin = tl.where(beside, its * GROUP + (chunk - CHUNKS) % ALONE * COLUMNS, begin)
-        rows = tl.where(beside, tl.minimum(its + 1, rows), of_text)
-        start = tl.where(beside, at - its, start)  # so that the row stands at its position
     low = begin // GROUP  # the first and the last row of the chunk
     high = tl.minimum((begin + COLUMNS - 1) // GROUP, rows - 1)
     first = tl.maximum(start + low - WINDOW + 1, 0) // TILE if WINDOW else 0
@@ -104,9 +88,9 @@ def attention_kernel(
             known = (position < start + rows)[:, None] & wide[None, :]  # what lies beyond may be anything, NaN too
             if TEXT_TILES > 0:
                 page = tl.load(tables + tile)
-                seat = tl.where(position == at, its_place, page * TILE + tl.arange(0, TILE))
+                seat = page * TILE + tl.arange(0, TILE)
             else:
-                seat = tl.where(position == at, its_place, position) if SIBLINGS > 0 else position
+                seat = position
             cell = base + seat[:, None] * HEAD_DIM + channel[None, :]
             k = tl.load(keys + cell, mask=known, other=0).to(DOT)
             v = tl.load(values + cell, mask=known, other=0).to(DOT)
@@ -190,42 +174,39 @@ class Partials:
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, device: torch.device | str, tiles: int = 0) -> None:
         """tiles: at most, of rows of several texts."""
-        teams = kv_heads * chunks(heads, kv_heads, MOST_SIBLINGS, tiles)
+        teams = kv_heads * chunks(heads, kv_heads, tiles)
         shape = (teams, SPANS, COLUMNS)
         self.sums = torch.empty(*shape, head_dim, device=device)
         self.tops = torch.empty(*shape, 2, device=device)
         self.arrived = torch.zeros(teams, dtype=torch.int32, device=device)
 
 
-def chunks(heads: int, kv_heads: int, siblings: int = 0, tiles: int = 0) -> int:
-    """Of COLUMNS queries: what 16 rows of a KV head's group are cut into, and each of so many siblings; or each row of
-    so many tiles."""
+def chunks(heads: int, kv_heads: int, tiles: int = 0) -> int:
+    """Of COLUMNS queries: what 16 rows of a KV head's group are cut into, or each row of so many tiles."""
     group = triton.next_power_of_2(heads // kv_heads)
     if tiles:
         return tiles * MAX_ROWS * max(group // COLUMNS, 1)
-    return MAX_ROWS * group // COLUMNS + siblings * max(group // COLUMNS, 1)
+    return MAX_ROWS * group // COLUMNS
 
 
 def attention(
     queries: Tensor, keys: Tensor, values: Tensor, partials: Partials, out: Tensor, state: Tensor, *,
-    window: int | None = None, siblings: Tensor | None = None, texts: Texts | None = None, pdl: bool = False,
+    window: int | None = None, texts: Texts | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """out [16, heads, head_dim] for the rows at positions state[START].., whose keys and values are in the cache.
 
-    siblings: int32 [SIBLING_WORDS], where rows may be siblings'. texts: rows of several texts, [16 * tiles, ...], with
-    keys and values by seat.
+    texts: rows of several texts, [16 * tiles, ...], with keys and values by seat.
     """
     tiles = texts.tiles if texts else 0
     assert not tiles or TILE == PAGE
     (heads, head_dim), (kv_heads, capacity) = queries.shape[1:], keys.shape[:2]
-    most = MOST_SIBLINGS if siblings is not None else 0
-    attention_kernel[(kv_heads * chunks(heads, kv_heads, most, tiles), SPANS)](
-        queries, keys, values, partials.sums, partials.tops, partials.arrived, out, state, siblings,
+    attention_kernel[(kv_heads * chunks(heads, kv_heads, tiles), SPANS)](
+        queries, keys, values, partials.sums, partials.tops, partials.arrived, out, state,
         *((texts.rows, texts.tables) if texts else (None, None)), capacity,
         score_scale(head_dim), HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
         WIDTH=triton.next_power_of_2(head_dim), GROUP=triton.next_power_of_2(heads // kv_heads), WINDOW=window or 0,
-        TILE=TILE, SPANS=SPANS, COLUMNS=COLUMNS, SIBLINGS=most,
-        TEXT_TILES=tiles, DOT=tl.float32 if keys.dtype == torch.float32 else tl.bfloat16, PDL=pdl,
+        TILE=TILE, SPANS=SPANS, COLUMNS=COLUMNS, TEXT_TILES=tiles,
+        DOT=tl.float32 if keys.dtype == torch.float32 else tl.bfloat16, PDL=pdl,
         num_warps=4, num_stages=2, launch_pdl=pdl,
     )  # fmt: skip
 

@@ -143,9 +143,9 @@ def gather(
 @triton.jit
 def filtered_choice(
     all_scores, tops, totals, tiles, scores, indices, draft_ids, sampling, position,
-    PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, DRAFT: tl.constexpr, SECOND: tl.constexpr,
+    PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, DRAFT: tl.constexpr,
 ):  # fmt: skip
-    """The index of the chosen output, and with SECOND that of the second choice, or -1.
+    """The index of the chosen output.
 
     tops, totals [programs]: of each block the best score, the sum of the weights.
     """
@@ -210,25 +210,6 @@ def filtered_choice(
         tie = tl.where(low == cut, tl.minimum(tie, last), last)
         cut = low
 
-    winner = drawn(
-        scores, indices, draft_ids, sampling, position, count, cut, tie, best, inverse, min_p, -1, OUTPUTS, DRAFT
-    )
-    if SECOND:
-        second = drawn(
-            scores, indices, draft_ids, sampling, position, count, cut, tie, best, inverse, min_p, winner,
-            OUTPUTS, DRAFT,
-        )  # fmt: skip
-        return tl.minimum(winner, OUTPUTS - 1), tl.where(second < OUTPUTS, second, -1)
-    else:
-        return tl.minimum(winner, OUTPUTS - 1), -1
-
-
-@triton.jit
-def drawn(
-    scores, indices, draft_ids, sampling, position, count, cut, tie, best, inverse, min_p, without,
-    OUTPUTS: tl.constexpr, DRAFT: tl.constexpr,
-):  # fmt: skip
-    """Of the candidates that the filters leave, the best with its noise; not the index `without`. OUTPUTS: none."""
     low_seed, high_seed = (
         tl.load(sampling).to(tl.uint32, bitcast=True),
         tl.load(sampling + 1).to(tl.uint32, bitcast=True),
@@ -236,7 +217,7 @@ def drawn(
     chosen, winner, first = float("-inf"), tl.zeros([], tl.int32) + OUTPUTS, tl.zeros([], tl.int32)
     while first < count:
         score, _key, index, kept = candidates(scores, indices, first, count, cut, tie)
-        kept = kept & ((tl.exp((score - best) * inverse) >= min_p) | (score == best)) & (index != without)
+        kept = kept & ((tl.exp((score - best) * inverse) >= min_p) | (score == best))
         ids = tl.load(draft_ids + index, mask=kept, other=0) if DRAFT else index
         noisy = score * inverse + gumbel(low_seed, high_seed, position + ids * 0, ids)
         noisy = tl.where(kept, noisy, float("-inf"))
@@ -245,4 +226,4 @@ def drawn(
         winner = tl.where(ahead_of > chosen, nearest, winner)
         chosen = tl.maximum(chosen, ahead_of)
         first += _TOGETHER
-    return winner
+    return tl.minimum(winner, OUTPUTS - 1)

@@ -13,9 +13,6 @@ at.
 Each program of `heads_kernel` boils its outputs down to five numbers a row, `choose_kernel` the programs to one. What a
 request sets (seed, temperature, penalty, filters) stands in device memory, so that a captured launch serves every
 request. Only a request with filters stores scores.
-
-The second choice, where one is asked for, is the best id but for the choice. The programs' second-best results stand
-after all their best ones.
 """
 
 import struct
@@ -41,7 +38,6 @@ from .linear import (
 )
 from .noise import gumbel
 from .ptx import gdc_launch_dependents, gdc_wait
-from .siblings import position_of
 from .state import KNOWN, MAX_ROWS, ROWS, START, WORDS
 from .texts import INVERSE, POSITION, SEED, TEXT_WORDS, Texts
 
@@ -74,15 +70,15 @@ def sampling_words(params: SamplingParams, device: torch.device | str) -> Tensor
 @triton.jit
 def heads_kernel(
     x, norm, eps, weight, scale, draft_ids, text, first_seen, sampling, logits, kept, kept_tops, kept_totals,
-    scores, indices, chosen, tops, totals, state, siblings, texts,
+    scores, indices, chosen, tops, totals, state, texts,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
     EVEN: tl.constexpr, FORMAT: tl.constexpr, DRAFT: tl.constexpr, PENALISE: tl.constexpr, STORE: tl.constexpr,
-    SIBLINGS: tl.constexpr, SECOND: tl.constexpr, TEXTS: tl.constexpr, TILES: tl.constexpr, X_AT: tl.constexpr,
+    TEXTS: tl.constexpr, TILES: tl.constexpr, X_AT: tl.constexpr,
     DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (TILES * programs = outputs / BLOCK). -> [16 * TILES, programs]: best score, its index and logit; top logit,
-    sum. SECOND: scores, indices and chosen are [2, 16, programs].
+    sum.
 
     For the filters: logits and penalised scores [16, outputs], and of these the best and the weight [16, programs].
     """
@@ -116,7 +112,7 @@ def heads_kernel(
     if TEXTS:
         position = tl.load(texts + row * _TEXT_WORDS + _POSITION, mask=here, other=0)
     else:
-        position = position_of(tl.load(state + _START) + row, row, rows, siblings, SIBLINGS) + 1
+        position = tl.load(state + _START) + row + 1
     score = y
     if PENALISE:
         penalty = tl.load(sampling + 3).to(tl.float32, bitcast=True)
@@ -158,43 +154,14 @@ def heads_kernel(
     tl.store(tops + place, top, mask=here)
     above = tl.where(top > float("-inf"), top, 0.0)[None, :]
     tl.store(totals + place, tl.sum(tl.exp(y - above) + flaw, axis=0), mask=here)
-    if SECOND:
-        place += _MAX_ROWS * programs
-        score = tl.where(outputs[:, None] == index[None, :], float("-inf"), score)
-        best = tl.max(score, axis=0)
-        index = tl.min(tl.where(score == best[None, :], outputs[:, None], OUTPUTS - 1), axis=0)
-        logit = tl.max(tl.where(outputs[:, None] == index[None, :], y, float("-inf")), axis=0)
-        tl.store(scores + place, best, mask=here)
-        tl.store(indices + place, index, mask=here)
-        tl.store(chosen + place, logit, mask=here)
-
-
-@triton.jit
-def runner_up(scores, indices, chosen, row, first, PROGRAMS: tl.constexpr, BATCH: tl.constexpr):
-    """Of the programs' best and second-best results the best, but for the index `first` -> index, or -1, and logit."""
-    best, index, its = float("-inf"), -1, float("-inf")
-    for half in tl.static_range(2):
-        for begin in tl.static_range(0, PROGRAMS, BATCH):
-            program = begin + tl.arange(0, BATCH)
-            place, live = (half * _MAX_ROWS + row) * PROGRAMS + program, program < PROGRAMS
-            which = tl.load(indices + place, mask=live, other=first)
-            score = tl.load(scores + place, mask=which != first, other=float("-inf"))
-            ahead = tl.max(score, axis=0)
-            winner = tl.min(tl.where((score == ahead) & (which != first), which, 0x7FFFFFFF), axis=0)
-            better = (ahead > best) | ((ahead == best) & (ahead > float("-inf")) & (winner < index))
-            logit = tl.max(tl.load(chosen + place, mask=which == winner, other=float("-inf")), axis=0)
-            best, its = tl.where(better, ahead, best), tl.where(better, logit, its)
-            index = tl.where(better, winner, index)
-    return index, its
 
 
 @triton.jit
 def choose_kernel(
     scores, indices, chosen, tops, totals, draft_ids, sampling, logits, kept, kept_tops, kept_totals, tiles,
-    candidates, candidate_indices, choices, confidences, seconds, second_chances, state, siblings,
+    candidates, candidate_indices, choices, confidences, state,
     PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, BATCH: tl.constexpr,
-    DRAFT: tl.constexpr, SIBLINGS: tl.constexpr, SECOND: tl.constexpr, FILTERS: tl.constexpr, TILES: tl.constexpr,
-    PDL: tl.constexpr,
+    DRAFT: tl.constexpr, FILTERS: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (16 * TILES): the best of all programs, and the sum of all exponentials, BATCH programs at a time, in order.
 
@@ -233,25 +200,15 @@ def choose_kernel(
             top = higher
         sound = total == total
         index = tl.where(sound, index, 0)
-        second, its_second = -1, float("-inf")
         if FILTERS and wanted(sampling) & sound:
             line = row * OUTPUTS
-            position = position_of(tl.load(state + _START) + row, row, rows, siblings, SIBLINGS) + 1
-            index, second = filtered_choice(
+            position = tl.load(state + _START) + row + 1
+            index = filtered_choice(
                 kept + line, kept_tops + row * PROGRAMS, kept_totals + row * PROGRAMS, tiles + row * PROGRAMS,
                 candidates + line, candidate_indices + line, draft_ids, sampling, position,
-                PROGRAMS, OUTPUTS, BLOCK, DRAFT, SECOND,
+                PROGRAMS, OUTPUTS, BLOCK, DRAFT,
             )  # fmt: skip
             its = tl.load(logits + line + index)
-            if SECOND:
-                its_second = tl.load(logits + line + second, mask=second >= 0, other=float("-inf"))
-        elif SECOND:
-            second, its_second = runner_up(scores, indices, chosen, row, index, PROGRAMS, BATCH)
-        if SECOND:
-            there = (second >= 0) & sound
-            known = tl.load(draft_ids + second, mask=there, other=0) if DRAFT else tl.where(there, second, 0)
-            tl.store(seconds + row, known)
-            tl.store(second_chances + row, tl.where(there, tl.exp(its_second - top) / total, 0.0))
         token = tl.load(draft_ids + index) if DRAFT else index
         tl.store(choices + row, tl.where(sound, token, -1))
         tl.store(confidences + row, tl.where(sound, tl.exp(its - top) / total, 0.0))
@@ -261,14 +218,12 @@ class Scratch:
     """Where the programs leave their results, [16, programs] each; [16, outputs] what filters need."""
 
     def __init__(self, weight: Weight, tiles: int = 0) -> None:
-        """tiles: at most, of rows of several texts, which have no filters and no second choices."""
+        """tiles: at most, of rows of several texts, which have no filters."""
         programs, device = triton.cdiv(weight.outputs, tiling(weight).block), weight.values.device
         rows, filtered = MAX_ROWS * max(tiles, 1), 0 if tiles else MAX_ROWS
-        results, scores = torch.empty(8, rows, programs, device=device), (3, filtered, weight.outputs)
-        self.scores, self.chosen = results[:2], results[2:4]  # and of second choices
-        self.tops, self.totals, self.kept_tops, self.kept_totals = results[4:].unbind()
-        whole = torch.empty(3, rows, programs, dtype=torch.int32, device=device)
-        self.indices, self.tiles = whole[:2], whole[2]
+        results, scores = torch.empty(6, rows, programs, device=device), (3, filtered, weight.outputs)
+        self.scores, self.chosen, self.tops, self.totals, self.kept_tops, self.kept_totals = results.unbind()
+        self.indices, self.tiles = torch.empty(2, rows, programs, dtype=torch.int32, device=device).unbind()
         self.logits, self.kept, self.candidates = torch.empty(scores, device=device).unbind()
         self.candidate_indices = torch.empty(scores[1:], dtype=torch.int32, device=device)
 
@@ -277,35 +232,31 @@ def heads(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, sampling: Tensor, scratch: Scratch,
     choices: Tensor, confidences: Tensor, state: Tensor, *, draft_ids: Tensor | None = None,
     text: Tensor | None = None, first_seen: Tensor | None = None, logits: Tensor | None = None,
-    siblings: Tensor | None = None, seconds: tuple[Tensor, Tensor] | None = None,
     texts: Texts | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """choices [16] int32 and confidences [16] float32 of the first state[ROWS] rows; logits [16, outputs] where given.
     A choice is -1 where a logit of its row is NaN or infinite.
 
     draft_ids: int32 [outputs], negative where no id is. text [capacity] and first_seen [vocabulary], int32, where the
-    repetition penalty may be other than 1. siblings: int32 [SIBLING_WORDS], where rows may be siblings'. seconds:
-    second choices [16] and their confidences, likewise; of confidence 0 where there is none.
+    repetition penalty may be other than 1.
 
     texts: rows of several texts, [16 * tiles, ...]. Each has its own seed and temperature, no penalty and no filters:
     `sampling` is not looked at. POSITION is that of the token to choose. They need `logits`.
     """
-    second, second_chances = seconds or (None, None)
     cut, s = tiling(weight)._replace(splits=1), scratch
     programs, stored = s.tops.shape[1], s.logits if logits is None else logits
     tiles = tiles_of(texts)
     heads_kernel[(tiles * programs,)](
         x, norm, eps, weight.values, weight.scales, draft_ids, text, first_seen, sampling,
-        stored, s.kept, s.kept_tops, s.kept_totals, s.scores, s.indices, s.chosen, s.tops, s.totals, state, siblings,
+        stored, s.kept, s.kept_tops, s.kept_totals, s.scores, s.indices, s.chosen, s.tops, s.totals, state,
         texts.rows if texts else None, OUTPUTS=weight.outputs, INPUTS=weight.inputs, DRAFT=draft_ids is not None,
-        PENALISE=first_seen is not None, STORE=logits is not None, SIBLINGS=siblings is not None,
-        SECOND=seconds is not None, TEXTS=texts is not None, TILES=tiles, X_AT=at_positions(x, texts),
-        DOT=dot_type(weight), PDL=pdl, **launch(weight, cut, x, pdl),
+        PENALISE=first_seen is not None, STORE=logits is not None, TEXTS=texts is not None, TILES=tiles,
+        X_AT=at_positions(x, texts), DOT=dot_type(weight), PDL=pdl, **launch(weight, cut, x, pdl),
     )  # fmt: skip
     choose_kernel[(MAX_ROWS * tiles,)](
         s.scores, s.indices, s.chosen, s.tops, s.totals, draft_ids, sampling, stored, s.kept, s.kept_tops,
-        s.kept_totals, s.tiles, s.candidates, s.candidate_indices, choices, confidences, second, second_chances,
-        state, siblings, PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH,
-        DRAFT=draft_ids is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None,
-        FILTERS=texts is None, TILES=tiles, PDL=pdl, num_warps=8, maxnreg=128, launch_pdl=pdl,
+        s.kept_totals, s.tiles, s.candidates, s.candidate_indices, choices, confidences, state,
+        PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH,
+        DRAFT=draft_ids is not None, FILTERS=texts is None, TILES=tiles, PDL=pdl,
+        num_warps=8, maxnreg=128, launch_pdl=pdl,
     )  # fmt: skip

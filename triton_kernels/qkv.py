@@ -35,7 +35,6 @@ from .linear import (
     tiles_of,
     tiling_of,
 )
-from .siblings import position_of
 from .state import MAX_ROWS, START, WORDS
 from .texts import POSITION, SEAT, TEXT_WORDS, Texts
 
@@ -65,14 +64,13 @@ def normed_head(a, b, norm, channel, eps, HEAD_DIM: tl.constexpr):
 @triton.jit
 def qkv_kernel(
     x, norm, eps, weight, scale, kv_weight, kv_scale, bias, query_norm, key_norm, cosines, sines,
-    queries, keys, values, state, siblings, texts, capacity,
+    queries, keys, values, state, texts, capacity,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
     EVEN: tl.constexpr, FORMAT: tl.constexpr, KV: tl.constexpr, KV_STEPS: tl.constexpr, KV_AHEAD: tl.constexpr,
     KV_RUN: tl.constexpr, KV_EVEN: tl.constexpr, KV_FORMAT: tl.constexpr,
     BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr,
-    X_AT: tl.constexpr, SIBLINGS: tl.constexpr, TEXTS: tl.constexpr, TILES: tl.constexpr, DOT: tl.constexpr,
-    PDL: tl.constexpr,
+    X_AT: tl.constexpr, TEXTS: tl.constexpr, TILES: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (TILES * outputs / BLOCK): BLOCK / 2 channels of a head with their partners; with NORMS all of a head's."""
     HALF: tl.constexpr = BLOCK // 2
@@ -114,7 +112,7 @@ def qkv_kernel(
         a, b = normed_head(a, b, query_norm if head < HEADS else key_norm, channel, eps, HEAD_DIM)
     if ROTARY and head < HEADS + KV_HEADS:
         if not TEXTS:
-            position = position_of(place, row, rows, siblings, SIBLINGS)
+            position = place
         angle = position * (HEAD_DIM // 2) + channel
         cos, sin = tl.load(cosines + angle, mask=live, other=0), tl.load(sines + angle, mask=live, other=0)
         a, b = a * cos - b * sin, b * cos + a * sin
@@ -142,13 +140,13 @@ def qkv_tiling(weight: Weight, outputs: int, head_dim: int, *, whole_heads: bool
 def qkv(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
     queries: Tensor, keys: Tensor, values: Tensor, state: Tensor, *,
-    kv: Weight | None = None, norms: HeadNorms | None = None, rotary: bool = True, siblings: Tensor | None = None,
-    texts: Texts | None = None, pdl: bool = False,
+    kv: Weight | None = None, norms: HeadNorms | None = None, rotary: bool = True, texts: Texts | None = None,
+    pdl: bool = False,
 ) -> None:  # fmt: skip
     """queries [16, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2].
 
-    kv: the matrix of keys and values, where `weight` has only the queries' rows. siblings: int32 [SIBLING_WORDS], where
-    rows may be siblings'. texts: rows of several texts, [16 * tiles, n], and keys and values by seat.
+    kv: the matrix of keys and values, where `weight` has only the queries' rows. texts: rows of several texts,
+    [16 * tiles, n], and keys and values by seat.
     """
     heads, head_dim = queries.shape[1:]
     assert head_dim % 16 == 0, "a head's channels are computed sixteen at a time"
@@ -166,9 +164,9 @@ def qkv(
     limit = {"maxnreg": limits[weight.format]} if weight.format in limits else {}
     qkv_kernel[(tiles_of(texts) * outputs // cut.block,)](
         x, norm, eps, weight.values, weight.scales, *(kv or (None, None))[:2], bias, query_norm, key_norm,
-        cosines, sines, queries, keys, values, state, siblings, texts.rows if texts else None, keys.shape[1],
+        cosines, sines, queries, keys, values, state, texts.rows if texts else None, keys.shape[1],
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, KV=kv is not None,
         BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
-        X_AT=at_positions(x, texts), SIBLINGS=siblings is not None, TEXTS=texts is not None, TILES=tiles_of(texts),
+        X_AT=at_positions(x, texts), TEXTS=texts is not None, TILES=tiles_of(texts),
         DOT=dot_type(weight), PDL=pdl, **of_kv, **{**launch(weight, cut, x, pdl, crowded), **limit},
     )  # fmt: skip

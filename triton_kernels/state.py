@@ -38,7 +38,6 @@ ORACLE_END = 14  # draft tokens at positions below this are an oracle's, for ben
 ORACLE = 15  # the bits of the oracle's acceptance, float32
 ORACLE_SEED = 16  # and the next word: its seed
 COPIES = 18  # other than 0: draft steps take what the host offers
-BAR = 19  # the bits of the least chance of being needed and right that gives a sibling a row, float32; 0: none has one
 
 WORDS = 32
 
@@ -54,14 +53,11 @@ RECORD_COMMITTED = 5  # 0: the pass was void
 RECORD_JUDGED = 6  # draft tokens compared, up to the first that was wrong
 RECORD_DRAFTED = 7  # the answer's DRAFTED before the verdict
 RECORD_COPIED = 8  # draft tokens that the pass saw and that were offered by the host
-RECORD_SIBLINGS = 9  # of the rows
-RECORD_RESCUED = 10  # 1: the last of the committed ids but one is a sibling
 RECORD_IDS = 16  # committed ids [16]
 RECORD_DRAFTS = 32  # judged ids [16]
 RECORD_CONFIDENCES = 48  # their confidences, bits of float32 [16]
 RECORD_COPIES = 64  # what the host said of them [16]; 0: drawn by the exit head
-RECORD_SECONDS = 80  # the siblings of the judged ids [16], -1: none; written where there are siblings
-RING_WORDS = 96
+RING_WORDS = 80
 
 # What the host offers to draft, int32 in its memory: it writes there at any time, a word at a time.
 OFFER_POSITION = 0  # of the first token
@@ -79,12 +75,3 @@ DRAFT_POSITION = 2  # of the token; -1: none was drawn
 DRAFT_TOKEN = 3
 DRAFT_CONFIDENCE = 4  # bits of float32
 DRAFT_WORDS = 8
-
-# The siblings of a round (siblings.py), int32. Their rows come after those of the text, and so do their tokens.
-SIBLINGS = 0  # how many
-ADOPTED = 1  # the place of the row that the last verdict has made the text's; -1: none
-ADOPTED_AT = 2  # and its position
-SIBLING_POSITIONS = 16  # in the text [16], rising
-SIBLING_WORDS = 32
-
-MOST_SIBLINGS = (MAX_ROWS - 1) // 2  # of a pass: each stands beside a draft token, which has a row too

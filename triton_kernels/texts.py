@@ -9,7 +9,7 @@ A pass's words (state.py) are then [tiles, WORDS], of which ROWS counts: rows [1
 the same weights stand side by side in the grid, one for each tile, so that these come from memory once.
 
 A row has the bits that it has alone, and that the kernels of one text give it: no tile sees another, and in attention
-each row has programs of its own. A sibling's seat is not its position's; it sees itself there all the same.
+each row has programs of its own.
 """
 
 from typing import NamedTuple

@@ -27,8 +27,6 @@ they decide is sound in any order:
 - what the host offers to draft (copies: csrc/cuda/plan.h) joins the text where a draft step begins, as far as it goes
   on from what stands there. The host may be writing there: the words are read once, counts are bounded, and half of an
   offer is a wrong draft at worst.
-Siblings (siblings.py) stand beside draft tokens of the round, where drafting waits for verdicts. If a draft token is
-wrong and its sibling right, two tokens more than the accepted ones are committed: the sibling, and its row's choice.
 
 Passes over later rows may begin before the verdict on earlier ones (several verification stages): a stage takes the
 rows after those of its last pass, and passes come to their verdicts in order.
@@ -57,15 +55,11 @@ _OF_EPOCH, _OF_POSITION = tl.constexpr(words.RECORD_EPOCH), tl.constexpr(words.R
 _OF_ROWS, _OF_ACCEPTED = tl.constexpr(words.RECORD_ROWS), tl.constexpr(words.RECORD_ACCEPTED)
 _OF_COMMITTED, _OF_JUDGED = tl.constexpr(words.RECORD_COMMITTED), tl.constexpr(words.RECORD_JUDGED)
 _OF_DRAFTED, _OF_COPIED = tl.constexpr(words.RECORD_DRAFTED), tl.constexpr(words.RECORD_COPIED)
-_OF_SIBLINGS, _OF_RESCUED = tl.constexpr(words.RECORD_SIBLINGS), tl.constexpr(words.RECORD_RESCUED)
 _DRAFT_EPOCH, _DRAFT_POSITION = tl.constexpr(words.DRAFT_EPOCH), tl.constexpr(words.DRAFT_POSITION)
 _DRAFT_TOKEN, _DRAFT_CONFIDENCE = tl.constexpr(words.DRAFT_TOKEN), tl.constexpr(words.DRAFT_CONFIDENCE)
 _IDS, _DRAFTS = tl.constexpr(words.RECORD_IDS), tl.constexpr(words.RECORD_DRAFTS)
 _CONFIDENCES, _COPIES = tl.constexpr(words.RECORD_CONFIDENCES), tl.constexpr(words.RECORD_COPIES)
-_TAKES_COPIES, _BAR = tl.constexpr(words.COPIES), tl.constexpr(words.BAR)
-_SIBLINGS, _POSITIONS = tl.constexpr(words.SIBLINGS), tl.constexpr(words.SIBLING_POSITIONS)
-_ADOPTED, _ADOPTED_AT = tl.constexpr(words.ADOPTED), tl.constexpr(words.ADOPTED_AT)
-_SECONDS = tl.constexpr(words.RECORD_SECONDS)
+_TAKES_COPIES = tl.constexpr(words.COPIES)
 _OFFER_POSITION, _OFFER_COUNT = tl.constexpr(words.OFFER_POSITION), tl.constexpr(words.OFFER_COUNT)
 _OFFER_MOST, _OFFER_TOKENS = tl.constexpr(words.OFFER_MOST), tl.constexpr(words.OFFER_TOKENS)
 _OFFER_CHANCES, _OFFER_COPIES = tl.constexpr(words.OFFER_CHANCES), tl.constexpr(words.OFFER_COPIES)
@@ -109,8 +103,7 @@ def publish(record, sequence):
 
 @triton.jit
 def verdict_kernel(
-    text, choices, confidences, copied, first_seen, late, head, siblings, state, ring,
-    SIBLINGS: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
+    text, choices, confidences, copied, first_seen, late, state, ring, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (1)."""
     if PDL:
@@ -120,8 +113,6 @@ def verdict_kernel(
     rows, start, its_epoch = tl.load(late + _ROWS), tl.load(late + _START), tl.load(late + _EPOCH)
     position = start + 1 + row
     choice = tl.load(choices + row, mask=row < rows, other=-1)
-    beside = tl.load(siblings + _SIBLINGS) if SIBLINGS else 0
-    of_text = rows - beside
     take(state)
     drafted, epoch, sequence = word(state, _DRAFTED), word(state, _EPOCH), word(state, _SEQUENCE) + 1
     valid = (rows > 0) & (its_epoch == epoch)
@@ -131,22 +122,7 @@ def verdict_kernel(
     accepted = tl.min(tl.where(judged & (draft == choice), _MAX_ROWS, row), axis=0)  # the first that does not agree
     rejected = accepted < compared
     accepted = tl.minimum(accepted, compared)
-    committed = tl.where(valid, tl.where(rejected | (compared < of_text), accepted + 1, accepted), 0)
-    rescued = False
-    if SIBLINGS:
-        at = tl.load(siblings + _POSITIONS + row, mask=row < beside, other=-1)
-        token = tl.load(text + start + of_text + row, mask=row < beside, other=-1, volatile=True)
-        second = tl.max(tl.where(at[None, :] == position[:, None], token[None, :], -1), axis=1)  # of each draft token
-        its = tl.max(tl.where(at == start + 1 + accepted, of_text + row, -1), axis=0)  # the row of the rejected one's
-        same = (second == choice) & (choice >= 0)
-        rescued = rejected & (tl.sum(same.to(tl.int32) * (row == accepted).to(tl.int32), axis=0) > 0)
-        after = tl.sum(tl.where(row == its, choice, 0), axis=0)
-        choice = tl.where(rescued & (row == accepted + 1), after, choice)
-        committed += rescued.to(tl.int32)
-        tl.store(siblings + _ADOPTED, tl.where(rescued, start + its, -1))
-        tl.store(siblings + _ADOPTED_AT, start + 1 + accepted)
-        if rescued:  # the exit head has seen another token there
-            tl.store(head + _START, tl.minimum(tl.load(head + _START), start + 1 + accepted))
+    committed = tl.where(valid, tl.where(rejected | (compared < rows), accepted + 1, accepted), 0)
     said = choice
     choice = tl.maximum(choice, 0)  # passes that are under way read its embedding, before the host ends the answer
     if valid:
@@ -178,44 +154,19 @@ def verdict_kernel(
     tl.store(record + _OF_JUDGED, judged_too)
     tl.store(record + _OF_DRAFTED, drafted)
     tl.store(record + _OF_COPIED, tl.sum((copies > 0).to(tl.int32), axis=0))
-    tl.store(record + _OF_SIBLINGS, beside)
-    tl.store(record + _OF_RESCUED, rescued)
     tl.store(record + _IDS + row, said)
     tl.store(record + _DRAFTS + row, draft)
     tl.store(record + _CONFIDENCES + row, confidence.to(tl.int32, bitcast=True))
     tl.store(record + _COPIES + row, copies)
-    if SIBLINGS:
-        tl.store(record + _SECONDS + row, second)
     publish(record, sequence)
 
 
 @triton.jit
-def take_siblings(text, confidences, copied, seconds, second_chances, known, drafted, room, bar, siblings):
-    """Of the draft tokens from known + 1 on, those get a sibling that may be wrong while it is right -> how many.
-
-    bar: the least chance of that. room: places that are free.
-    """
-    position = known + 1 + tl.arange(0, _MAX_ROWS)
-    stands = position < drafted
-    before = tl.load(confidences + position - 1, mask=stands & (position > known + 1), other=1.0)
-    chance = tl.cumprod(before, axis=0) * tl.load(second_chances + position, mask=stands, other=0.0)
-    wanted = stands & (chance >= bar) & (chance > 0) & (tl.load(copied + position, mask=stands, other=1) == 0)
-    number = tl.cumsum(wanted.to(tl.int32), axis=0) - 1
-    wanted = wanted & (number < room)
-    tl.store(siblings + _POSITIONS + number, position, mask=wanted)
-    tl.store(text + drafted + number, tl.load(seconds + position, mask=wanted, other=0), mask=wanted)
-    count = tl.sum(wanted.to(tl.int32), axis=0)
-    tl.store(siblings + _SIBLINGS, count)
-    return count
-
-
-@triton.jit
 def begin_draft_kernel(
-    text, confidences, copied, seconds, second_chances, offer, early, head, siblings, state,
-    SIBLINGS: tl.constexpr, PDL: tl.constexpr,
+    text, confidences, copied, offer, early, head, state, PDL: tl.constexpr
 ):  # fmt: skip
     """Grid (1): a draft step takes all rows that it has not seen; after a rejection, the corrected one again. What the
-    host offers comes before. SIBLINGS: and after them those of the siblings."""
+    host offers comes before."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -248,16 +199,7 @@ def begin_draft_kernel(
     tl.store(early + _START, start)  # verification reads these two
     tl.store(early + _EPOCH, epoch)
     give(state)
-    beside = 0
-    if SIBLINGS:
-        # The pass takes all of them, or none: their places are after those of all draft tokens.
-        room = tl.minimum(known + _MAX_ROWS - drafted, tl.load(state + _LIMIT) + 1 - drafted)
-        whole = (start + rows == drafted) & (drafted - known <= tl.load(state + _MOST) + 1)
-        bar = tl.load(state + _BAR).to(tl.float32, bitcast=True)
-        beside = take_siblings(
-            text, confidences, copied, seconds, second_chances, known, drafted, tl.where(whole, room, 0), bar, siblings
-        )
-    tl.store(early + _ROWS, rows + beside)
+    tl.store(early + _ROWS, rows)
     tl.store(early + _KNOWN, known)
     heads = tl.where(heads_epoch != epoch, tl.minimum(heads, known), heads)
     tl.store(head + _START, heads)
@@ -267,14 +209,12 @@ def begin_draft_kernel(
 
 
 @triton.jit
-def arrived_kernel(early, siblings, state, SIBLINGS: tl.constexpr, PDL: tl.constexpr):
+def arrived_kernel(early, state, PDL: tl.constexpr):
     """Grid (1): rows have been through the early layers without the exit head."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     end = tl.load(early + _START) + tl.load(early + _ROWS)
-    if SIBLINGS:
-        end -= tl.load(siblings + _SIBLINGS)
     take(state)
     current = tl.load(early + _EPOCH) == word(state, _EPOCH)
     if current:
@@ -284,9 +224,8 @@ def arrived_kernel(early, siblings, state, SIBLINGS: tl.constexpr, PDL: tl.const
 
 @triton.jit
 def drafted_kernel(
-    text, choices, chances, confidences, copied, its_seconds, its_chances, seconds, second_chances, truth,
-    early, head, state, drafts,
-    VOCABULARY: tl.constexpr, SECOND: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
+    text, choices, chances, confidences, copied, truth, early, head, state, drafts,
+    VOCABULARY: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (1): the exit head's choice for the last row joins the text, unless that has gone on without it."""
     if PDL:
@@ -298,7 +237,6 @@ def drafted_kernel(
     epoch = tl.load(early + _EPOCH)
     last = tl.maximum(rows - 1, 0)
     token, chance = tl.maximum(tl.load(choices + last), 0), tl.load(chances + last)  # no number: a wrong draft
-    second_chance = tl.load(its_chances + last) if SECOND else 0.0
     if end < tl.load(state + _ORACLE_END):
         acceptance = tl.load(state + _ORACLE).to(tl.float32, bitcast=True)
         low = tl.load(state + _ORACLE_SEED).to(tl.uint32, bitcast=True)
@@ -307,7 +245,6 @@ def drafted_kernel(
         token = tl.load(truth + end)
         token = tl.where(right, token, (token + 1) % VOCABULARY)
         chance = acceptance
-        second_chance = 0.0
     take(state)
     drafted, now = word(state, _DRAFTED), word(state, _EPOCH)
     room = (drafted < word(state, _LIMIT)) & (drafted - word(state, _START) - 1 < word(state, _LOOKAHEAD))
@@ -320,9 +257,6 @@ def drafted_kernel(
         tl.store(text + drafted, token)
         tl.store(confidences + drafted, chance)
         tl.store(copied + drafted, 0)
-        if SECOND:
-            tl.store(seconds + drafted, tl.load(its_seconds + last))
-            tl.store(second_chances + drafted, second_chance)
         tl.store(state + _DRAFTED, drafted + 1)
     tl.store(state + _DRAWN, sequence)
     give(state)
@@ -336,7 +270,7 @@ def drafted_kernel(
 
 
 @triton.jit
-def begin_verification_kernel(early, late, siblings, state, SIBLINGS: tl.constexpr, PDL: tl.constexpr):
+def begin_verification_kernel(early, late, state, PDL: tl.constexpr):
     """Grid (1): a pass takes the rows that have been through the early layers and are in no pass yet."""
     if PDL:
         gdc_wait()
@@ -351,8 +285,6 @@ def begin_verification_kernel(early, late, siblings, state, SIBLINGS: tl.constex
     most = tl.minimum(tl.where(start == known, most + 1, most), _MAX_ROWS)
     rows = tl.maximum(tl.minimum(arrived - start, most), 0)
     tl.store(late + _TAKEN, start + rows)
-    if SIBLINGS:
-        rows += tl.load(siblings + _SIBLINGS)
     tl.store(late + _START, start)
     tl.store(late + _ROWS, rows)
     tl.store(late + _EPOCH, epoch)
@@ -391,52 +323,34 @@ def forward_kernel(late, mail, choices, state, POST: tl.constexpr, CHOICES: tl.c
             tl.store(choices + row, tl.load(source + _CHOICES + row))
 
 
-Seconds = tuple[Tensor, Tensor]  # second choices int32 and their confidences; 0: there is none
-
-
 def begin_draft(
     text: Tensor, confidences: Tensor, copied: Tensor, offer: Tensor, early: Tensor, head: Tensor, state: Tensor,
-    *, siblings: Tensor | None = None, seconds: Seconds | None = None, pdl: bool = False,
+    *, pdl: bool = False,
 ) -> None:  # fmt: skip
-    """confidences, copied int32 [capacity]: of the draft tokens in the text. offer: int32 [OFFER_WORDS].
-
-    siblings int32 [SIBLING_WORDS] and seconds [capacity]: where a step takes siblings too.
-    """
-    begin_draft_kernel[(1,)](
-        text, confidences, copied, *(seconds or (None, None)), offer, early, head, siblings, state,
-        SIBLINGS=siblings is not None, PDL=pdl, num_warps=1, launch_pdl=pdl,
-    )  # fmt: skip
+    """confidences, copied int32 [capacity]: of the draft tokens in the text. offer: int32 [OFFER_WORDS]."""
+    begin_draft_kernel[(1,)](text, confidences, copied, offer, early, head, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
 
 
-def arrived(early: Tensor, state: Tensor, *, siblings: Tensor | None = None, pdl: bool = False) -> None:
-    arrived_kernel[(1,)](
-        early, siblings, state, SIBLINGS=siblings is not None, PDL=pdl, num_warps=1, launch_pdl=pdl
-    )  # fmt: skip
+def arrived(early: Tensor, state: Tensor, *, pdl: bool = False) -> None:
+    arrived_kernel[(1,)](early, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
 
 
 def drafted(
     text: Tensor, choices: Tensor, chances: Tensor, confidences: Tensor, copied: Tensor, truth: Tensor,
-    early: Tensor, head: Tensor, state: Tensor, drafts: Tensor, *, vocabulary: int,
-    its_seconds: Seconds | None = None, seconds: Seconds | None = None, pdl: bool = False,
+    early: Tensor, head: Tensor, state: Tensor, drafts: Tensor, *, vocabulary: int, pdl: bool = False,
 ) -> None:  # fmt: skip
     """chances [16]: the confidences of the choices; confidences [capacity]: those of the draft tokens in the text.
 
     truth [capacity] int32: what the oracle knows. drafts [slots, DRAFT_WORDS] int32: the ring of draft tokens.
-    its_seconds [16], seconds [capacity]: second choices, where they are asked for.
     """
     drafted_kernel[(1,)](
-        text, choices, chances, confidences, copied, *(its_seconds or (None, None)), *(seconds or (None, None)), truth,
-        early, head, state, drafts, VOCABULARY=vocabulary, SECOND=seconds is not None, SLOTS=len(drafts),
-        PDL=pdl, num_warps=1, launch_pdl=pdl,
+        text, choices, chances, confidences, copied, truth, early, head, state, drafts,
+        VOCABULARY=vocabulary, SLOTS=len(drafts), PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def begin_verification(
-    early: Tensor, late: Tensor, state: Tensor, *, siblings: Tensor | None = None, pdl: bool = False
-) -> None:
-    begin_verification_kernel[(1,)](
-        early, late, siblings, state, SIBLINGS=siblings is not None, PDL=pdl, num_warps=1, launch_pdl=pdl
-    )  # fmt: skip
+def begin_verification(early: Tensor, late: Tensor, state: Tensor, *, pdl: bool = False) -> None:
+    begin_verification_kernel[(1,)](early, late, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
 
 
 def post(late: Tensor, mail: Tensor, state: Tensor, choices: Tensor | None = None, *, pdl: bool = False) -> None:
@@ -455,13 +369,10 @@ def fetch(mail: Tensor, late: Tensor, state: Tensor, choices: Tensor | None = No
 
 def verdict(
     text: Tensor, choices: Tensor, confidences: Tensor, copied: Tensor, first_seen: Tensor, late: Tensor, state: Tensor,
-    ring: Tensor, *, head: Tensor | None = None, siblings: Tensor | None = None, pdl: bool = False,
+    ring: Tensor, *, pdl: bool = False,
 ) -> None:  # fmt: skip
-    """first_seen: int32 [vocabulary], where a token first stands in the text. ring: int32 [slots, RING_WORDS].
-
-    siblings int32 [SIBLING_WORDS], and the exit head's words: where there are siblings in the pass.
-    """
+    """first_seen: int32 [vocabulary], where a token first stands in the text. ring: int32 [slots, RING_WORDS]."""
     verdict_kernel[(1,)](
-        text, choices, confidences, copied, first_seen, late, head, siblings, state, ring,
-        SIBLINGS=siblings is not None, SLOTS=len(ring), PDL=pdl, num_warps=1, launch_pdl=pdl,
+        text, choices, confidences, copied, first_seen, late, state, ring,
+        SLOTS=len(ring), PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip

@@ -45,9 +45,9 @@ const char* name_of(Step::Kind kind) {
 
 using StepHandles = std::tuple<uint64_t, uint64_t, std::map<int, uint64_t>, std::vector<uint64_t>>;
 
-StepGraphs steps_of(const StepHandles& handles) {
+Graphs steps_of(const StepHandles& handles) {
   const auto& [draft, row, rounds, verify] = handles;
-  StepGraphs graphs;
+  Graphs graphs;
   graphs.draft = handle_of<GraphExec>(draft), graphs.row = handle_of<GraphExec>(row);
   graphs.rounds.resize(kMaxRows);
   for (const auto& [drafts, exec] : rounds) graphs.rounds.at(size_t(drafts)) = handle_of<GraphExec>(exec);
@@ -115,12 +115,9 @@ void bind_cuda(py::module_& m) {
            py::arg("row_bytes"), py::arg("rows"));
   using Words = std::pair<uint64_t, int>;   // an address, and how many records there are
   py::class_<Graphs>(m, "Graphs")
-      .def(py::init([](const StepHandles& plain, const std::optional<StepHandles>& siblings,
-                       std::vector<std::vector<Copy>> copies, bool take_apart, bool verdict_apart, Words verdicts, Words drafts,
+      .def(py::init([](const StepHandles& steps, std::vector<std::vector<Copy>> copies, bool take_apart, bool verdict_apart, Words verdicts, Words drafts,
                        uint64_t offer, int32_t sequence, int32_t drawn, bool draft_records) {
-             Graphs graphs;
-             static_cast<StepGraphs&>(graphs) = steps_of(plain);
-             if (siblings) graphs.siblings = steps_of(*siblings);
+             Graphs graphs = steps_of(steps);
              graphs.copies = std::move(copies);
              graphs.take_apart = take_apart, graphs.verdict_apart = verdict_apart;
              graphs.verdicts = Ring(handle_of<const int32_t*>(verdicts.first), verdicts.second, record::kWords);
@@ -129,7 +126,7 @@ void bind_cuda(py::module_& m) {
              graphs.sequence = sequence, graphs.drawn = drawn, graphs.draft_records = draft_records;
              return graphs;
            }),
-           py::kw_only(), py::arg("plain"), py::arg("siblings"), py::arg("copies"), py::arg("take_apart"),
+           py::kw_only(), py::arg("steps"), py::arg("copies"), py::arg("take_apart"),
            py::arg("verdict_apart"), py::arg("verdicts"), py::arg("drafts"), py::arg("offer"), py::arg("sequence"),
            py::arg("drawn"), py::arg("draft_records"));
 
@@ -180,7 +177,6 @@ void bind_cuda(py::module_& m) {
              p.step = p.plan.next(drafts_done);
              return name_of(p.step.kind);
            }, py::arg("drafts_done"))
-      .def_property_readonly("siblings", [](const PyPlan& p) { return p.step.siblings; })
       .def_property_readonly("window", [](const PyPlan& p) { return std::make_pair(p.step.first_row, p.step.rows); })
       .def("land", &PyPlan::land, py::arg("record"), py::arg("drafts_done"), py::arg("seconds"))
       .def("wants_confidence", [](const PyPlan& p) { return p.plan.wants_confidence(); })

@@ -42,14 +42,8 @@ py::object stop_of(const Cancelled& cancelled) {   // for as long as the call ta
   return cancelled ? py::cpp_function([&cancelled] { return cancelled(); }) : py::object(py::none());
 }
 
-py::list positions_of(const std::vector<Sibling>& siblings) {
-  py::list positions;
-  for (const Sibling& sibling : siblings) positions.append(sibling.position);
-  return positions;
-}
-
-size_t count_of(const std::vector<Segment>& segments, const std::vector<Sibling>& siblings) {
-  size_t rows = siblings.size();
+size_t count_of(const std::vector<Segment>& segments) {
+  size_t rows = 0;
   for (const Segment& segment : segments) rows += size_t(segment.rows);
   return rows;
 }
@@ -117,11 +111,11 @@ class PythonPasses final : public Passes {
   void embed(const int* ids, int rows, float* x) override {
     in_python([&] { copy_rows(passes_.attr("embed")(std::vector<int>(ids, ids + rows)), size_t(rows) * hidden(), x); });
   }
-  bool early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings, const Cancelled& cancelled) override {
+  bool early(const std::vector<Segment>& segments, float* x, const Cancelled& cancelled) override {
     return in_python([&] {
       follow_blocks();
-      const size_t rows = count_of(segments, siblings);
-      const py::object out = passes_.attr("early")(texts_of(segments), floats_of(x, rows, hidden()), positions_of(siblings), stop_of(cancelled));
+      const size_t rows = count_of(segments);
+      const py::object out = passes_.attr("early")(texts_of(segments), floats_of(x, rows, hidden()), stop_of(cancelled));
       if (!out.is_none()) copy_rows(out, rows * hidden(), x);
       return !out.is_none();
     });
@@ -167,15 +161,14 @@ class PythonPasses final : public Passes {
       passes_.attr("catch_up")(text_of(rows), floats_of(states, size_t(rows.rows), hidden()));
     });
   }
-  Chosen verify(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
-                const std::vector<Head::Row>& rows, const Cancelled& cancelled) override {
+  Chosen verify(const std::vector<Segment>& segments, float* x, const std::vector<Head::Row>& rows,
+                const Cancelled& cancelled) override {
     Chosen out;
     const Steady::time_point begun = Steady::now();
     out.done = in_python([&] {
       follow_blocks();
-      const size_t count = count_of(segments, siblings);
-      const py::object late =
-          passes_.attr("late")(texts_of(segments), floats_of(x, count, hidden()), positions_of(siblings), stop_of(cancelled));
+      const size_t count = count_of(segments);
+      const py::object late = passes_.attr("late")(texts_of(segments), floats_of(x, count, hidden()), stop_of(cancelled));
       if (late.is_none()) return false;
       const auto [states, taps] = late.cast<std::pair<py::object, py::object>>();
       if (!states.is_none()) copy_rows(states, count * hidden(), x);   // none: no exit head receives them
@@ -193,7 +186,7 @@ class PythonPasses final : public Passes {
   void hear(const std::vector<Segment>& segments, const float* states, const float* taps) override {
     in_python([&] {
       follow_blocks();
-      const size_t rows = count_of(segments, {});
+      const size_t rows = count_of(segments);
       passes_.attr("hear")(texts_of(segments), floats_of(states, rows, hidden()), floats_of(taps, rows, hidden()));
     });
   }
@@ -204,9 +197,6 @@ class PythonPasses final : public Passes {
   }
   const float* tapped(int row) const override { return tapped_.data() + size_t(row) * tap_width(); }
   void read_taps(EagleText* text, uint8_t* const* blocks, int spans) override { eagle_->catch_up(text, blocks, spans); }
-  void adopt(int position, uint8_t* const* blocks, bool late) override {
-    in_python([&] { passes_.attr("adopt")(position, number_of(blocks[position / kSpan]), late); });
-  }
 
  private:
   struct OwnRows final : EagleStack {   // of an EAGLE-3 head

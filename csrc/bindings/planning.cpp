@@ -178,10 +178,10 @@ void bind_costs(py::module_& m) {
 // -- simulated time ----------------------------------------------------------------------------------------------------
 
 // ([(seconds, event)], tokens, spans) of a random text
-py::tuple simulate(const Schedule& schedule, int tokens, const std::vector<double>& acceptance, double second, uint64_t seed,
+py::tuple simulate(const Schedule& schedule, int tokens, const std::vector<double>& acceptance, uint64_t seed,
                    const StageCosts& costs, bool trace) {
   const auto spans = trace ? std::make_unique<Trace>() : nullptr;
-  const auto [events, text] = in_simulated_time(schedule, random_answer(tokens, acceptance, second, seed), seed, costs, {}, spans.get());
+  const auto [events, text] = in_simulated_time(schedule, random_answer(tokens, acceptance, seed), seed, costs, {}, spans.get());
   return py::make_tuple(events, text, trace_spans(spans.get()));
 }
 
@@ -213,5 +213,5 @@ void bind_planning(py::module_& m) {
              ngrams.all->learn(tokens, 0, 0, ngrams.all->begin(ngrams.owner.value()));
            }, py::arg("tokens"));
   m.def("simulate", &simulate, py::kw_only(), py::arg("schedule"), py::arg("tokens"), py::arg("acceptance"),
-        py::arg("second"), py::arg("seed"), py::arg("costs"), py::arg("trace"));
+        py::arg("seed"), py::arg("costs"), py::arg("trace"));
 }

@@ -133,7 +133,6 @@ bool read(py::handle from, Schedule* to) {
   to->overlap = from.attr("overlap").cast<bool>();
   to->lookup = from.attr("lookup").cast<int>();
   to->recycle = from.attr("recycle").cast<bool>();
-  to->siblings = from.attr("siblings").cast<double>();
   to->stop_rule = stop_rule_of(from.attr("stop_rule"));
   return true;
 }
@@ -152,7 +151,6 @@ bool read(py::handle from, Oracle* to) {
   if (!is(from, "ppsd_rt.backend", "Oracle")) return false;
   to->truth = from.attr("truth").cast<std::vector<int>>();
   to->acceptance = from.attr("acceptance").cast<double>();
-  to->second = from.attr("second").cast<double>();
   to->seed = from.attr("seed").cast<uint64_t>();
   return true;
 }
@@ -180,13 +178,13 @@ py::object event_of(const Event& event, std::optional<double> seconds) {
   py::tuple judged(round.judged.size());
   for (size_t i = 0; i < round.judged.size(); ++i) {
     const Draft& draft = round.judged[i];
-    judged[i] = types.draft(draft.token, draft.confidence, draft.copied, draft.sibling);
+    judged[i] = types.draft(draft.token, draft.confidence, draft.copied);
   }
   py::tuple logprobs(round.logprobs.size());
   for (size_t i = 0; i < round.logprobs.size(); ++i)
     logprobs[i] = logprob_of(round.logprobs[i]);
   return types.round(round.epoch, round.position, round.rows, py::tuple(py::cast(round.committed)), judged, round.accepted,
-                     round.dropped, round.prompt, round.siblings, round.rescued, logprobs, seconds);
+                     round.dropped, round.prompt, logprobs, seconds);
 }
 
 py::list trace_spans(const Trace* trace) {

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -32,15 +31,6 @@ struct Feedback {
   mutable std::vector<float> heard;  // what such a head makes of both, once it has drawn on them
 };
 
-// A row that stands beside another one: at a position of which the text holds another token, a draft's second choice.
-struct Sibling {
-  int position = 0, id = 0;
-};
-constexpr int kSiblingSlots = 32;   // positions, one after the other, that a stage keeps siblings of
-// Draft tokens from the committed text on that may have siblings. Stages may be told once more to adopt one that is up to two
-// tokens behind the text's end: no later sibling may take its place before that.
-constexpr int kSiblingDrafts = kSiblingSlots - 2;
-
 // The log-probability of a token, and the most probable ids with theirs, by the model's own logits.
 struct Logprobs {
   float own = 0.0f;
@@ -52,10 +42,7 @@ struct DraftStep {
   int start = 0;               // first row to run; rows from here on that the stage holds are void
   std::vector<int> ids;        // may be empty: only the head is asked
   int copied = 0;              // so many of the ids, the last ones, are drafts that were copied just now
-  std::vector<Sibling> siblings;   // of these rows, to be run beside them
-  std::optional<Sibling> adopted;  // first of all: this one is the text's row before start
   bool draw = false;           // draw a draft token for position start + ids.size()
-  double sibling_bar = 0.0;    // and its second choice, if that can have this probability; 0: it is not wanted
   int depth = 0;               // how many draft tokens wait for their verdict already
   std::shared_ptr<const Feedback> feedback;   // of the newest committed row, or null; it is never waited for
 };
@@ -64,8 +51,6 @@ struct Draft {
   int token = 0;
   double confidence = 0.0;     // the exit head's own probability, or the chance of a copy
   int copied = 0;              // 0: drawn by the exit head; else copied, after a match of this kind (ngrams.h)
-  int sibling = -1;            // the exit head's second choice, to be verified beside it, or -1
-  double sibling_confidence = 0.0;
 };
 
 // Consecutive rows on their way through verification.
@@ -73,23 +58,17 @@ struct Chunk {
   uint64_t epoch = 0;
   int start = 0;               // rows from here on that a stage holds are void
   std::vector<int> ids;        // the tokens of the rows
-  std::vector<Sibling> siblings;   // of some of them, by position
-  std::optional<Sibling> adopted;  // first of all: this one is the text's row before start
 
-  int rows() const { return int(ids.size()); }                          // of the text
-  int all_rows() const { return rows() + int(siblings.size()); }
+  int rows() const { return int(ids.size()); }
 };
 
-// The model's own tokens after each row of a chunk, and then after each sibling.
+// The model's own tokens after each row of a chunk.
 struct Verdict {
   uint64_t epoch = 0;
   int start = 0;
   std::vector<int> true_ids;
-  std::vector<float> hidden;   // [rows + siblings, hidden]: what the last layer made of them; empty: no head asks for it
-  std::vector<Sibling> siblings;
+  std::vector<float> hidden;   // [rows, hidden]: what the last layer made of them; empty: no head asks for it
   std::vector<Logprobs> logprobs;   // of true_ids; empty: nobody asks for them
-
-  int rows() const { return int(true_ids.size() - siblings.size()); }   // of the text
 };
 
 // One verification pass and what it committed; the fields are those of ppsd_rt/pipeline/rounds.py.
@@ -103,9 +82,6 @@ struct Round {
   int accepted = 0;
   int dropped = 0;
   int copied = 0;              // of the drafts, judged or dropped: those that were copied
-  int siblings = 0;            // of the rows
-  // The rejected draft's sibling was right: the token after it is committed, too, or by the next round if that is under way.
-  bool rescued = false;
   bool prompt = false;
 };
 

@@ -28,7 +28,6 @@ struct Schedule {
   int first_chunk = 0, max_chunk = 0, lookahead = 0;
   int lookup = 0;           // tokens that must match for a draft to be copied; 0: none is
   bool recycle = false;     // they are copied from other texts too (ngrams.h), after matches of any length
-  double siblings = 0.0;    // the least chance of being needed and right for a sibling to be verified; 0: none is
   bool overlap = false;
   StopRule stop_rule;
 

@@ -30,48 +30,27 @@ void erase_if(Items* items, IsVoid is_void) {
 
 }  // namespace
 
-KnownAnswer random_answer(int tokens, const std::vector<double>& acceptance, double second, uint64_t seed) {
+KnownAnswer random_answer(int tokens, const std::vector<double>& acceptance, uint64_t seed) {
   constexpr int kVocabulary = 1000;
   KnownAnswer answer;
   for (int position = 0; position < answer.prompt + 1 + tokens; ++position)
     answer.text.push_back(int(kVocabulary * coin(seed ^ 0x9E3779B97F4A7C15u, position)));
   answer.draw = [=, text = answer.text](int position, int place, bool) {
     const double chance = acceptance[std::min(size_t(place), acceptance.size() - 1)];
-    return feigned(text[size_t(position)], kVocabulary, chance, second, seed, position);
+    return feigned(text[size_t(position)], kVocabulary, chance, seed, position);
   };
   answer.limits.end = int(answer.text.size());
   return answer;
 }
 
-void PassedRows::add(const std::optional<Sibling>& adopted, int start, const std::vector<int>& ids,
-                     const std::vector<Sibling>& siblings) {
-  const auto of_the_text = [this](int position, int id) { return right_ == position && text_->at(size_t(position)) == id; };
-  if (adopted) {
-    const Sibling& known = siblings_[size_t(adopted->position % kSiblingSlots)];
-    if (adopted->position + 1 != start || known.position != adopted->position || known.id != adopted->id)
-      throw std::logic_error("a sibling is adopted that did not come");
-    if (adopted->position > length_) throw std::logic_error("a sibling left a gap");
-    right_ = std::min(right_, adopted->position);
-    right_ += of_the_text(adopted->position, adopted->id);
-    length_ = start;
-  }
+void PassedRows::add(int start, const std::vector<int>& ids) {
   if (start > length_) throw std::logic_error("a message left a gap");
   length_ = start;
   right_ = std::min(right_, start);
   for (int id : ids) {
-    right_ += of_the_text(length_, id);
+    right_ += right_ == length_ && text_->at(size_t(length_)) == id;
     ++length_;
   }
-  for (const Sibling& sibling : siblings) {
-    if (sibling.position < start || sibling.position >= length_) throw std::logic_error("a sibling without its row");
-    siblings_[size_t(sibling.position % kSiblingSlots)] = sibling;
-  }
-}
-
-int PassedRows::next_after(const Sibling& sibling) const {
-  if (siblings_[size_t(sibling.position % kSiblingSlots)].position != sibling.position) throw std::logic_error("another sibling");
-  const bool right = right_ >= sibling.position && text_->at(size_t(sibling.position)) == sibling.id;
-  return right ? text_->at(size_t(sibling.position) + 1) : -1;
 }
 
 Simulated::Simulated(KnownAnswer answer, const Schedule& schedule, uint64_t seed, StageCosts costs, OwnedNgrams ngrams,
@@ -87,8 +66,8 @@ Simulated::Simulated(KnownAnswer answer, const Schedule& schedule, uint64_t seed
   const double least = least_cost(costs_);
   tolerance_ = least < std::numeric_limits<double>::infinity() ? 1e-6 * least : 0.0;
   const std::vector<int> prompt(answer_.text.begin(), answer_.text.begin() + answer_.prompt);
-  drafted_.add({}, 0, prompt, {});
-  for (Station& station : stations_) station.rows.add({}, 0, prompt, {});
+  drafted_.add(0, prompt);
+  for (Station& station : stations_) station.rows.add(0, prompt);
   scheduler_.remember(std::move(ngrams));
   rounds_.push_back(scheduler_.begin(prompt, 0, drafted_.next_after(answer_.prompt - 1)));
 }
@@ -118,7 +97,7 @@ void Simulated::finish_step() {
   const DraftStep step = std::move(*step_);
   step_.reset();
   Draft draft;
-  drafted_.add(step.adopted, step.start, step.ids, step.siblings);
+  drafted_.add(step.start, step.ids);
   if (step.draw) draft = answer_.draw(drafted_.length(), step.depth, drafted_.right());
   record("draft", kDraftTrack, int(step.ids.size()), drafting_.begun);
   scheduler_.stepped(step, step.draw ? &draft : nullptr);
@@ -128,16 +107,15 @@ void Simulated::finish_chunk(int stage) {
   Station& station = stations_[stage];
   Chunk chunk = std::move(*station.chunk);
   station.chunk.reset();
-  station.rows.add(chunk.adopted, chunk.start, chunk.ids, chunk.siblings);
-  record("verify", kVerifyTrack + stage, chunk.all_rows(), station.work.begun);
+  station.rows.add(chunk.start, chunk.ids);
+  record("verify", kVerifyTrack + stage, chunk.rows(), station.work.begun);
   if (stage + 1 < int(stations_.size())) {
-    const double left = travel(stage + 1, chunk.all_rows());
+    const double left = travel(stage + 1, chunk.rows());
     stations_[stage + 1].inbox.push_back({std::move(chunk), left});
   } else {
     std::vector<int> true_ids;
     for (int row = chunk.start; row < chunk.start + chunk.rows(); ++row) true_ids.push_back(station.rows.next_after(row));
-    for (const Sibling& sibling : chunk.siblings) true_ids.push_back(station.rows.next_after(sibling));
-    Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), {}, std::move(chunk.siblings), {}};
+    Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), {}, {}};
     replies_.push_back({std::move(verdict), link(stage + 1)});
   }
 }
@@ -158,13 +136,13 @@ void Simulated::drop_void() {
   step_.reset();
   for (int stage = 0; stage < int(stations_.size()); ++stage) {
     Station& station = stations_[stage];
-    if (station.chunk && scheduler_.is_void(*station.chunk)) {
-      record("dropped verify", kVerifyTrack + stage, station.chunk->all_rows(), station.work.begun);
+    if (station.chunk && station.chunk->epoch < scheduler_.epoch()) {
+      record("dropped verify", kVerifyTrack + stage, station.chunk->rows(), station.work.begun);
       station.chunk.reset();
     }
-    erase_if(&station.inbox, [this](const Message& message) { return scheduler_.is_void(message.chunk); });
+    erase_if(&station.inbox, [this](const Message& message) { return message.chunk.epoch < scheduler_.epoch(); });
   }
-  erase_if(&replies_, [this](const Reply& reply) { return scheduler_.is_void(reply.verdict); });
+  erase_if(&replies_, [this](const Reply& reply) { return reply.verdict.epoch < scheduler_.epoch(); });
 }
 
 // -- what begins -------------------------------------------------------------------------------------------------------
@@ -174,7 +152,7 @@ void Simulated::start() {
   while (scheduler_.ready() && over(leave_in())) {
     Chunk chunk = scheduler_.launch();
     if (chunk.start + chunk.rows() > drafted_.length()) throw std::logic_error("rows that have not been drafted");
-    const double left = travel(0, chunk.all_rows());
+    const double left = travel(0, chunk.rows());
     stations_.front().inbox.push_back({std::move(chunk), left});
   }
   for (int stage = 0; stage < int(stations_.size()); ++stage) {
@@ -182,7 +160,7 @@ void Simulated::start() {
     if (station.chunk || station.inbox.empty() || !over(station.inbox.front().travel)) continue;
     station.chunk = std::move(station.inbox.front().chunk);
     station.inbox.pop_front();
-    station.work = {pass(stage, station.chunk->all_rows()), now_};
+    station.work = {pass(stage, station.chunk->rows()), now_};
   }
   if (!step_ && scheduler_.may_step()) {
     step_ = scheduler_.next_step();
@@ -195,7 +173,7 @@ double Simulated::first_stage_free_in() const {
   const Station& station = stations_.front();
   double free_in = station.chunk ? station.work.left * verify_pace() : 0.0;
   for (const Message& message : station.inbox)
-    free_in = std::max(free_in, message.travel) + pass(0, message.chunk.all_rows());
+    free_in = std::max(free_in, message.travel) + pass(0, message.chunk.rows());
   return free_in;
 }
 

@@ -5,7 +5,6 @@
 // thinner layers. The prompt passes in no time: time 0 is when its token is committed.
 #pragma once
 
-#include <array>
 #include <functional>
 
 #include "carrier.h"
@@ -23,26 +22,23 @@ struct KnownAnswer {
 };
 
 // Of a random text: acceptance[i]: of a draft that i others wait in front of; the last one goes for all further ones.
-// second: of the second choice, where the first is wrong. The same seed gives the same mistakes.
-KnownAnswer random_answer(int tokens, const std::vector<double>& acceptance, double second, uint64_t seed);
+// The same seed gives the same mistakes.
+KnownAnswer random_answer(int tokens, const std::vector<double>& acceptance, uint64_t seed);
 
 // Rows that have passed a stage. Throws std::logic_error for a message that a stage could not follow.
 class PassedRows {
  public:
   explicit PassedRows(const std::vector<int>* text) : text_(text) {}
 
-  // What a message says: the sibling that the text goes on with, rows, and siblings beside them.
-  void add(const std::optional<Sibling>& adopted, int start, const std::vector<int>& ids, const std::vector<Sibling>& siblings);
+  void add(int start, const std::vector<int>& ids);   // what a message says
   int length() const { return length_; }
   bool right() const { return right_ == length_; }   // all of them are of the text
   // The model's own token after a row; -1 where the rows up to it are not of the text.
   int next_after(int row) const { return row < right_ ? text_->at(size_t(row) + 1) : -1; }
-  int next_after(const Sibling& sibling) const;
 
  private:
   const std::vector<int>* text_;
   int length_ = 0, right_ = 0;   // rows; and of these, the first so many that are of the text
-  std::array<Sibling, kSiblingSlots> siblings_;   // by position
 };
 
 class Simulated {

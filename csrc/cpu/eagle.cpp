@@ -59,20 +59,6 @@ void EagleText::verified(int start, int rows, const float* taps, size_t width) {
   end_ = start + rows;
 }
 
-void EagleText::beside(int position, const float* taps, size_t width) {
-  siblings_[size_t(position % kSiblings)].assign(taps, taps + width);
-}
-
-void EagleText::adopt(int position, int id) {
-  cut(position);
-  ids_.push_back(id);
-  if (end_ < position) return;
-  const std::vector<float>& taps = siblings_[size_t(position % kSiblings)];
-  taps_.resize(size_t(position - first_) * taps.size());
-  taps_.insert(taps_.end(), taps.begin(), taps.end());
-  end_ = position + 1;
-}
-
 void EagleText::expect_again(int rows, size_t width) {
   const int length = int(ids_.size());
   drop(std::max(length - 1 - std::max(rows, 1), 0));
@@ -203,7 +189,7 @@ void CpuEagleStack::pass(const std::vector<Segment>& segments, const std::vector
     normalize(x, eagle_.feature_norm, eps, feature);
     if (eagle_.norm_before_residual) std::memcpy(x, feature, hidden * sizeof(float));
   }
-  layers_.run(*team_, segments, {}, rope_.data(), x_.data());
+  layers_.run(*team_, segments, rope_.data(), x_.data());
 }
 
 }  // namespace ppsd

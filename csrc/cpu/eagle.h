@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "layers.h"
@@ -38,8 +37,6 @@ class EagleText {
   // Rows at positions [start, start + rows) are verified: taps [rows][width]. Rows before, that the head has not seen, are
   // another text's with the same beginning: so are the head's.
   void verified(int start, int rows, const float* taps, size_t width);
-  void beside(int position, const float* taps, size_t width);   // of a sibling's row
-  void adopt(int position, int id);                  // it is the text's
   // For measurements: the newest row is to be drafted from once more, after so many verified ones.
   void expect_again(int rows, size_t width);
 
@@ -59,7 +56,6 @@ class EagleText {
   int first_ = 0, end_ = 0;                          // of the positions whose taps are here; first_ <= sure_
   std::vector<float> taps_;
   std::vector<std::vector<float>> outputs_;          // of the newest rows
-  std::array<std::vector<float>, kSiblings> siblings_;   // taps, by position modulo kSiblings
 };
 
 // The head's rows of several texts, in the order in which they can be computed. Bodies compute them.

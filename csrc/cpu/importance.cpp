@@ -41,7 +41,7 @@ void measure_importance(const Kernels& kernels, const ModelShape& shape, const s
       stack.observe(out);
       for (int start = 0; start < rows; start += kPassRows) {
         const Segment segment{std::min(kPassRows, rows - start), start, blocks.data(), spans};
-        stack.run(team, {segment}, {}, rope.data(), x.data() + size_t(start) * hidden);
+        stack.run(team, {segment}, rope.data(), x.data() + size_t(start) * hidden);
       }
       const int begins[] = {at.qkv, at.o, at.gate_up, at.down, at.width};
       for (int matrix = 0; matrix < 4; ++matrix)

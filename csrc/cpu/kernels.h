@@ -26,7 +26,6 @@ enum class Stored { kFp32, kFp16, kBf16, kInt8 };   // of a checkpoint's tensors
 constexpr int kPanel = 16;    // outputs that are computed together: the lanes of a register
 constexpr int kBlock = 32;    // inputs that share a scale in int8 and int4
 constexpr int kSpan = 64;     // positions of an attention block
-constexpr int kSiblings = 32; // positions, one after the other, that siblings are kept of: kSiblingSlots of protocol.h
 constexpr int kMostHeadDim = 256;   // that an int8 KV cache takes, and norms of heads
 constexpr int kAttendTogether = 6;   // queries (rows and heads) of one KV head for which its rows are read once
 
@@ -173,22 +172,6 @@ struct KvCache {
   }
 };
 
-// Of a pass, the last rows: at positions that earlier rows of it hold in the cache. Their own keys and values are kept
-// apart, and only they themselves attend to them.
-struct Siblings {
-  int rows = 0;
-  const int* positions = nullptr;   // [rows], none twice
-  const int* order = nullptr;       // [all rows of the pass]: by position
-  Stored stored = Stored::kFp32;
-  uint8_t* keys = nullptr;          // [kSiblings][kv heads][head_dim], by position modulo kSiblings; channels as in the cache;
-                                    // int8: [head_dim] int8 and [head_dim / 32] float scales
-  uint8_t* values = nullptr;        // the same
-
-  static size_t bytes(Stored stored, int kv_heads, int head_dim) {   // of keys, and of values
-    return KvCache::bytes(stored, kv_heads, head_dim, kSiblings);
-  }
-};
-
 // Channel c of a head as the kernels order it: each panel of 16 holds 8 channels and their 8 rotary partners.
 inline int rope_channel(int c, int head_dim) {
   const int panel = c / kPanel, lane = c % kPanel;
@@ -224,7 +207,6 @@ struct QkvPhase {
   float* queries;                // [rows][heads][head_dim], scaled by 1 / sqrt(head_dim)
   const KvCache* cache;
   const int* positions;          // null; or that of every row, each of which then has a cache of its own: cache[row]
-  const Siblings* siblings = nullptr;   // or of the rows, the last ones
   ReadThen next{};
   HeadNorms norms{};
 };
@@ -234,9 +216,8 @@ struct AttendPhase {
   const KvCache* cache;
   int rows, start, heads;
   float* mixed;                  // [rows][heads][head_dim]
-  const Siblings* siblings = nullptr;   // or of the rows, the last ones
-  ReadAhead* ahead = nullptr;           // this member's
-  int window = 0;                       // positions that a row sees, its own included; 0: all before it
+  ReadAhead* ahead = nullptr;    // this member's
+  int window = 0;                // positions that a row sees, its own included; 0: all before it
 
   // A unit of work: some of the queries that read one KV head, row by row.
   PPSD_INLINE int group() const { return heads / cache->kv_heads; }

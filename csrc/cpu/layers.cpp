@@ -6,8 +6,6 @@
 #include <numeric>
 
 namespace ppsd {
-
-static_assert(kSiblings == kSiblingSlots, "stages keep the siblings that a scheduler may have under way");
 namespace {
 
 constexpr int kPhases = 5;       // of a layer: qkv, attention, output, MLP in, MLP out
@@ -23,22 +21,6 @@ void add_squares(const Activations& in, float* squares) {
       const float value = in.value(r, i);
       squares[i] += value * value;
     }
-}
-
-// A sibling's key and value, kept apart, into an int8 cache.
-void adopt_bytes(const KvCache& cache, int head, int position, const uint8_t* key, const uint8_t* value, int offset) {
-  const int lane = position % kPanel, head_dim = cache.head_dim;
-  uint8_t* keys = cache.panel(cache.keys, head, position);
-  uint8_t* values = cache.panel(cache.values, head, position);
-  for (int c = 0; c < head_dim; ++c) {
-    keys[c / 4 * 4 * kPanel + lane * 4 + c % 4] = uint8_t(key[c] + offset);   // as the kernels want it
-    values[(lane / 4 * head_dim + c) * 4 + lane % 4] = value[c];
-  }
-  for (int b = 0; b < head_dim / kBlock; ++b) {
-    const size_t to = size_t(kPanel) * head_dim + (b * kPanel + lane) * sizeof(float), from = head_dim + b * sizeof(float);
-    std::memcpy(keys + to, key + from, sizeof(float));
-    std::memcpy(values + to, value + from, sizeof(float));
-  }
 }
 
 // A matrix, and the panels of it that a member takes at the least.
@@ -104,8 +86,6 @@ LayerStack::LayerStack(const Kernels& kernels, const ModelShape& shape, Format f
   mlp_ = Memory(Activations::bytes(kernels, format, kPassRows, shape.intermediate_size));
   for (size_t i = 0; i < layers_.size() * kPhases; ++i) shares_.emplace_back(members);
   caches_.assign(size_t(members), std::vector<KvCache>(kPassRows));
-  if (!layers_.empty())
-    sibling_memory_ = Memory(2 * layers_.size() * Siblings::bytes(kv, shape.num_kv_heads, shape.head_dim));
 }
 
 size_t LayerStack::end() const {
@@ -121,56 +101,36 @@ KvCache LayerStack::in_blocks(size_t layer, uint8_t* const* blocks) const {
   return cache;
 }
 
-void LayerStack::begin_pass(const std::vector<Segment>& segments, const std::vector<Sibling>& siblings) {
+void LayerStack::begin_pass(const std::vector<Segment>& segments) {
   segments_ = segments;
   segment_rows_.clear();
   segment_units_.clear();
   row_positions_.clear();
-  sibling_positions_.clear();
   int units = 0;
   for (const Segment& segment : segments) {
     if (!layers_.empty()) check_bound(size_t(segment.start + segment.rows), size_t(segment.spans) * kSpan, "positions of a text");
     for (int row = 0; row < segment.rows; ++row) row_positions_.push_back(segment.start + row);
     const KvCache shape{kv_, shape_.num_kv_heads, shape_.head_dim, kSpan, nullptr, nullptr};
-    const int all = segment.rows + int(siblings.size());
-    units += AttendPhase{nullptr, &shape, all, segment.start, shape_.num_heads, nullptr}.units();
+    units += AttendPhase{nullptr, &shape, segment.rows, segment.start, shape_.num_heads, nullptr}.units();
     segment_rows_.push_back(int(row_positions_.size()));
     segment_units_.push_back(units);
   }
-  rows_ = int(row_positions_.size() + siblings.size());
+  rows_ = int(row_positions_.size());
   check_bound(size_t(rows_), kPassRows, "rows");
   for (Shares& shares : shares_) shares.reset();
   cancelled_.store(false, std::memory_order_relaxed);
-  if (!siblings.empty()) order_siblings(siblings);
-}
-
-void LayerStack::order_siblings(const std::vector<Sibling>& siblings) {
-  if (segments_.size() != 1) throw std::logic_error("siblings are of rows of one text");
-  const int start = segments_.front().start, rows = segments_.front().rows;
-  order_.resize(size_t(rows_));
-  std::iota(order_.begin(), order_.end(), 0);
-  int least = start;
-  for (const Sibling& sibling : siblings) {
-    if (sibling.position < least || sibling.position >= start + rows)
-      throw std::logic_error("a pass has a sibling at position " + std::to_string(sibling.position) + ", and no row for it");
-    least = sibling.position + 1;
-    sibling_positions_.push_back(sibling.position);
-  }
-  const auto position = [&](int row) { return row < rows ? start + row : sibling_positions_[row - rows]; };
-  std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return position(a) < position(b); });
 }
 
 // Units [begin, end) of the attention of all segments.
-void LayerStack::attend_segments(size_t layer, int begin, int end, const Siblings* siblings, ReadAhead* ahead) {
+void LayerStack::attend_segments(size_t layer, int begin, int end, ReadAhead* ahead) {
   size_t i = size_t(std::upper_bound(segment_units_.begin(), segment_units_.end(), begin) - segment_units_.begin());
   for (; begin < end; ++i) {
     const Segment& segment = segments_[i];
     const int first_unit = i > 0 ? segment_units_[i - 1] : 0, first_row = i > 0 ? segment_rows_[i - 1] : 0;
-    const int rows = segment.rows + (siblings ? siblings->rows : 0);
     const size_t at = size_t(first_row) * shape_.q_outputs();
     const KvCache cache = in_blocks(layer, segment.blocks);
-    const AttendPhase attend{queries_.data() + at, &cache,   rows,  segment.start,                   shape_.num_heads,
-                             mixed_.data() + at,   siblings, ahead, layers_[layer]->attention.window};
+    const AttendPhase attend{queries_.data() + at, &cache, segment.rows, segment.start, shape_.num_heads,
+                             mixed_.data() + at,   ahead,  layers_[layer]->attention.window};
     const int last = std::min(end, segment_units_[i]);
     kernels_.attend(attend, begin - first_unit, last - first_unit);
     begin = last;
@@ -198,32 +158,6 @@ void LayerStack::keep_taps(size_t layer, const float* x) {
 void LayerStack::observe(float* squares) {
   squares_ = squares;
   std::fill_n(squares, layers_.size() * size_t(InputOffsets(shape_).width), 0.0f);
-}
-
-Siblings LayerStack::siblings_of(size_t layer) const {
-  const size_t one = Siblings::bytes(kv_, shape_.num_kv_heads, shape_.head_dim);
-  uint8_t* keys = sibling_memory_.as<>() + 2 * layer * one;
-  return {int(sibling_positions_.size()), sibling_positions_.data(), order_.data(), kv_, keys, keys + one};
-}
-
-void LayerStack::adopt(int position, uint8_t* const* blocks) {
-  const size_t width = kv_ == Stored::kFp32 ? 4 : 2, row = Siblings::bytes(kv_, 1, shape_.head_dim) / kSiblings;
-  for (size_t layer = 0; layer < layers_.size(); ++layer) {
-    const Siblings from = siblings_of(layer);
-    const KvCache to = in_blocks(layer, blocks).of_span(position / kSpan);
-    const int place = position % kSpan;
-    for (int head = 0; head < to.kv_heads; ++head) {
-      const size_t slot = (size_t(position % kSiblings) * to.kv_heads + head) * row;
-      if (kv_ == Stored::kInt8) {
-        adopt_bytes(to, head, place, from.keys + slot, from.values + slot, kernels_.weight_offset);
-        continue;
-      }
-      const size_t at = size_t(head) * to.capacity + place;   // keys: channel by channel of the panel that it is in
-      std::memcpy(to.values + at * row, from.values + slot, row);
-      uint8_t* key = to.keys + at / kPanel * kPanel * row + place % kPanel * width;
-      for (int c = 0; c < to.head_dim; ++c) std::memcpy(key + c * kPanel * width, from.keys + slot + c * width, width);
-    }
-  }
 }
 
 bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const Cancelled& cancelled) {
@@ -266,16 +200,14 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
                  after = last ? Shared{next_} : qkv_of(*layers_[number + 1]);
     const auto then = [&](const Shared& now, const Shared& next) { return read_then(now, next, team, member); };
 
-    const Siblings kept = sibling_positions_.empty() ? Siblings{} : siblings_of(number);
-    const Siblings* siblings = kept.rows > 0 ? &kept : nullptr;
     const QkvPhase qkv{&layer.qkv, layer.bias(layer.qkv_bias), &first, rows, start, shape_.num_heads, layer.attention.rotary ? rope : nullptr,
-                       queries_.data(), cache, positions, siblings, then(in, out), layer.norms(shape_.rms_norm_eps)};
+                       queries_.data(), cache, positions, then(in, out), layer.norms(shape_.rms_norm_eps)};
     share(layer.qkv.panels(), in.together, [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
 
     if (layer.o.data == nullptr) continue;   // keys and values alone
 
     ReadAhead ahead = after_attention(layer, team, member);
-    share(segment_units_.back(), 1, [&](int begin, int end) { attend_segments(number, begin, end, siblings, &ahead); });
+    share(segment_units_.back(), 1, [&](int begin, int end) { attend_segments(number, begin, end, &ahead); });
 
     kernels_.convert(mixed_.data(), rows, heads);
     observe(heads, inputs.o);
@@ -302,9 +234,8 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
   return true;
 }
 
-bool LayerStack::run(Team& team, const std::vector<Segment>& segments, const std::vector<Sibling>& siblings, const float* rope,
-                     float* x, const Cancelled& cancelled) {
-  begin_pass(segments, siblings);
+bool LayerStack::run(Team& team, const std::vector<Segment>& segments, const float* rope, float* x, const Cancelled& cancelled) {
+  begin_pass(segments);
   bool done = true;
   team.run([&](int member) {
     if (!pass(team, member, rope, x, cancelled) && member == 0) done = false;

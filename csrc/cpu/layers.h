@@ -47,21 +47,16 @@ class LayerStack {
   int size() const { return int(layers_.size()); }
 
   // Which rows a pass has, kept until it ends; by one thread, before the members begin. Throws std::logic_error where there is
-  // no room for them. siblings: of the rows of an only segment, by position; in x they come after these.
-  void begin_pass(const std::vector<Segment>& segments, const std::vector<Sibling>& siblings = {});
+  // no room for them.
+  void begin_pass(const std::vector<Segment>& segments);
   // By every member: x [rows][hidden] in place. False: cancelled on the way.
   bool pass(Team& team, int member, const float* rope, float* x, const Cancelled& cancelled = nullptr);
   // Both, by a team.
-  bool run(Team& team, const std::vector<Segment>& segments, const std::vector<Sibling>& siblings, const float* rope, float* x,
-           const Cancelled& cancelled = nullptr);
-  // Of the two rows at a position of this text, the sibling's now is the text's.
-  void adopt(int position, uint8_t* const* blocks);
+  bool run(Team& team, const std::vector<Segment>& segments, const float* rope, float* x, const Cancelled& cancelled = nullptr);
 
  private:
   KvCache in_blocks(size_t layer, uint8_t* const* blocks) const;
-  void order_siblings(const std::vector<Sibling>& siblings);
-  void attend_segments(size_t layer, int begin, int end, const Siblings* siblings, ReadAhead* ahead);
-  Siblings siblings_of(size_t layer) const;
+  void attend_segments(size_t layer, int begin, int end, ReadAhead* ahead);
   void keep_taps(size_t layer, const float* x);
 
   const Kernels& kernels_;
@@ -75,9 +70,7 @@ class LayerStack {
   const float* wide_ = nullptr;
   std::vector<int> taps_;
   std::vector<float> tapped_;
-  Memory sibling_memory_;                        // [layers], keys and values
-  int rows_ = 0;                                 // of the pass, siblings included
-  std::vector<int> sibling_positions_, order_;   // of the pass: see Siblings
+  int rows_ = 0;                                 // of the pass
   std::vector<Segment> segments_;                // of the pass
   std::vector<int> segment_rows_, segment_units_;   // up to and including each: rows, and units of attention
   std::vector<int> row_positions_;               // [rows of the segments]

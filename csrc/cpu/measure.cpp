@@ -127,11 +127,11 @@ class Sweep {
       const PackedLayer& layer = model_.layers[number];
       if (name == "qkv") {
         const QkvPhase phase{&layer.qkv, nullptr, &in, rows_, start_, s_.num_heads, layer.attention.rotary ? rope_.data() : nullptr,
-                             queries_.data(), &caches_[number], nullptr, nullptr, {}, layer.norms(s_.rms_norm_eps)};
+                             queries_.data(), &caches_[number], nullptr, {}, layer.norms(s_.rms_norm_eps)};
         share(layer.qkv.panels(), layer.qkv_together(s_.head_dim), [&](int begin, int end) { k_.qkv(phase, begin, end); });
       } else if (name == "attention") {
-        const AttendPhase phase{queries_.data(), &caches_[number], rows_,   start_,                s_.num_heads,
-                                mixed_.data(),   nullptr,          nullptr, layer.attention.window};
+        const AttendPhase phase{queries_.data(), &caches_[number], rows_, start_, s_.num_heads,
+                                mixed_.data(),   nullptr,          layer.attention.window};
         share(phase.units(), 1, [&](int begin, int end) { k_.attend(phase, begin, end); });
       } else if (name == "output" || name == "down") {
         const bool down = name == "down";

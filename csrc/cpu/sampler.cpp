@@ -161,14 +161,6 @@ int Sampler::choose(int member, int r, int position, const DraftVocabulary& ids)
   return choose_among(scratch, position, 0.0);
 }
 
-int Sampler::choose_without(int token, int member, int r, int position, const DraftVocabulary& ids) {
-  float& score = logits_[size_t(r) * size_t(ids.size()) + size_t(ids.index_of(token))];
-  const float was = std::exchange(score, kLowest);
-  const int second = choose_stored(scratch_[member], logits(r, ids.size()), position, ids);
-  score = was;
-  return second;
-}
-
 double Sampler::confidence(int r, int token, const DraftVocabulary& ids) const {
   const float* scores = logits(r, ids.size());
   const int index = ids.index_of(token);

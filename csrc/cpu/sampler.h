@@ -81,8 +81,6 @@ class Sampler {
   // After the LM head, once: the token of row r; kNone: a logit is NaN or infinite, or nothing may be chosen. Rows may be asked for by different members at
   // the same time. Adds the bias to stored logits, and takes out what the mask forbids.
   int choose(int member, int r, int position, const DraftVocabulary& ids);
-  // What would be chosen from stored logits if there were no `token`, which was: the second choice.
-  int choose_without(int token, int member, int r, int position, const DraftVocabulary& ids);
   // The probability of `token` among the stored logits of row r after `choose`: no penalty, no filter, temperature 1.
   double confidence(int r, int token, const DraftVocabulary& ids) const;
   // Of the rows that have been chosen for, of the logits as the model gives them; empty if they are not asked for.

@@ -51,7 +51,7 @@ GraphCarrier::GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule
     : lanes_(lanes),
       graphs_(std::move(graphs)),
       plan_(schedule, limits, seed, std::min(graphs_.stages(), kMailSlots),
-            {graphs_.whole_rounds(), graphs_.siblings.whole_rounds()}, std::move(ngrams)),
+            graphs_.whole_rounds(), std::move(ngrams)),
       report_drafts_(report_drafts),
       one_device_(std::all_of(lanes->verify.begin(), lanes->verify.end(),
                               [&](const Lane& lane) { return lane.device == lanes->draft.device; })),
@@ -172,14 +172,13 @@ void GraphCarrier::wait_for(const Lane& lane, const Step& step) {
 }
 
 void GraphCarrier::launch_draft(const Step& step) {
-  const StepGraphs& graphs = graphs_.of(step);
-  const bool row = step.kind == Step::Kind::kRow && graphs.row != nullptr;
+  const bool row = step.kind == Step::Kind::kRow && graphs_.row != nullptr;
   const Lane& lane = draft_lane();
   const int64_t launch_number = plan_.drafts_launched() - 1;
   const size_t slot = size_t(launch_number % Lanes::kDraftSlots);
   enter(lane);
   wait_for(lane, step);
-  launch(lane, row ? graphs.row : graphs.draft, row ? "row" : "draft", kDraftTrack, -1);
+  launch(lane, row ? graphs_.row : graphs_.draft, row ? "row" : "draft", kDraftTrack, -1);
   draft_streams_[slot] = in_one_stream() ? nullptr : lane.stream;
   if (!in_one_stream()) check(driver().cuEventRecord(lanes_->draft_done->at(launch_number), lane.stream), "recording an event");
   if (!row) drawing_[size_t(drawn_++ % Lanes::kDraftSlots)] = launch_number;
@@ -203,7 +202,7 @@ void GraphCarrier::launch_pass(const Step& step) {
     if (leg < int(graphs_.copies.size()))
       for (const Copy& what : graphs_.copies[size_t(leg)]) copy(lane, what, step);
     const char* name = leg < first ? "take" : leg < end ? "verify" : "verdict";
-    launch(lane, graphs_.of(step).verify.at(size_t(leg)), name, kVerifyTrack + leg, pass);
+    launch(lane, graphs_.verify.at(size_t(leg)), name, kVerifyTrack + leg, pass);
     if (!in_one_stream()) check(cu.cuEventRecord(lanes_->stage_done[size_t(leg)]->at(pass), lane.stream), "recording an event");
     if (leg + 1 == legs) pass_streams_[size_t(pass % Lanes::kPassSlots)] = in_one_stream() ? nullptr : lane.stream;
   }
@@ -216,7 +215,7 @@ void GraphCarrier::launch_round(const Step& step) {
   const Lane& lane = pass_lane(0);
   enter(lane);
   wait_for(lane, step);
-  launch(lane, graphs_.of(step).rounds[size_t(step.drafts)], "verify", kVerifyTrack, pass);   // in a trace: as its pass
+  launch(lane, graphs_.rounds[size_t(step.drafts)], "verify", kVerifyTrack, pass);   // in a trace: as its pass
   draft_streams_[size_t(number % Lanes::kDraftSlots)] = pass_streams_[size_t(pass % Lanes::kPassSlots)] = nullptr;
   drafts_before_[size_t(pass % Lanes::kPassSlots)] = number + 1;
   for (int draft = 0; draft < step.drafts; ++draft) drawing_[size_t(drawn_++ % Lanes::kDraftSlots)] = number;

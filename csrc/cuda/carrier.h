@@ -29,8 +29,8 @@ struct Copy {
   int rows = 0;                    // positions that there are; 0: row_bytes are copied as they are
 };
 
-// The steps of rounds of one kind.
-struct StepGraphs {
+// One model's captured stages and what they write. The graphs and the memory belong to the caller.
+struct Graphs {
   GraphExec draft = nullptr, row = nullptr;      // a draft step; the early layers without the exit head
   std::vector<GraphExec> rounds;                 // by number of drafts: these, the row and the pass as one; may be null
   std::vector<GraphExec> verify;                 // a pass: its legs (ppsd_rt/cuda/devices.py), one for each stage
@@ -40,11 +40,6 @@ struct StepGraphs {
     for (size_t drafts = 0; drafts < rounds.size(); ++drafts) bits |= uint32_t(rounds[drafts] != nullptr) << drafts;
     return bits;
   }
-};
-
-// One model's captured stages and what they write. The graphs and the memory belong to the caller.
-struct Graphs : StepGraphs {
-  StepGraphs siblings;                           // of rounds with siblings; or none
   // A pass has legs before its stages, the taking of rows, and after them, the verdict.
   bool take_apart = false, verdict_apart = false;
   std::vector<std::vector<Copy>> copies;         // before each leg; within one device none is needed, and none made
@@ -54,7 +49,6 @@ struct Graphs : StepGraphs {
   bool draft_records = false;                    // do draft steps leave records?
 
   int stages() const { return int(verify.size()) - int(take_apart) - int(verdict_apart); }
-  const StepGraphs& of(const Step& step) const { return step.siblings ? siblings : *this; }
 };
 
 class GraphCarrier final : public Carrier {

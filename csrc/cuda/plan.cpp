@@ -6,7 +6,7 @@
 
 namespace ppsd::cuda {
 
-Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages, WholeRounds whole,
+Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages, uint32_t whole,
            OwnedNgrams ngrams)
     : schedule_(schedule),
       stages_(stages),
@@ -30,7 +30,7 @@ Step Plan::next(int64_t drafts_done) {
 }
 
 Step Plan::draft(Step::Kind kind) {
-  return {kind, launched_++ - 1, schedule_.overlap ? -1 : passes_ - 1, 0, 0, 0, siblings_};
+  return {kind, launched_++ - 1, schedule_.overlap ? -1 : passes_ - 1, 0, 0, 0};
 }
 
 Step Plan::pass(int64_t after_draft, int rows) {
@@ -39,7 +39,7 @@ Step Plan::pass(int64_t after_draft, int rows) {
   // With overlap it begins after the others' first stages (their stream sees to it), not after their verdicts.
   const int first = text_.size() - 1;
   const int64_t before = passes_++ - 1;
-  return {Step::Kind::kVerify, after_draft, schedule_.overlap ? -1 : before, first, kMaxRows * passes_in_flight(), 0, siblings_};
+  return {Step::Kind::kVerify, after_draft, schedule_.overlap ? -1 : before, first, kMaxRows * passes_in_flight(), 0};
 }
 
 // -- without overlap ---------------------------------------------------------------------------------------------------
@@ -64,9 +64,8 @@ Step Plan::next_in_turns() {
     if (in_flight == 0) copy();
     const int drawn = stopped_ ? 0 : std::max(0, wanted - int(standing_.size()));
     const bool never_stops = drawn == 0 || schedule_.stop_rule.kind == StopRule::Kind::kFixed;
-    siblings_ = schedule_.siblings > 0.0 && drawn > 0;
-    const bool with_row = schedule_.first_chunk > 0 || drawn == 0 || siblings_;
-    if (!early && never_stops && with_row && ((siblings_ ? whole_.with_siblings : whole_.without) >> drawn & 1) != 0) {
+    const bool with_row = schedule_.first_chunk > 0 || drawn == 0;
+    if (!early && never_stops && with_row && (whole_ >> drawn & 1) != 0) {
       Step step = pass(launched_++ - 1, kMaxRows);
       asked_ = launched_;
       step.kind = Step::Kind::kRound, step.drafts = drawn;
@@ -85,7 +84,7 @@ Step Plan::next_in_turns() {
     return step;
   }
   if (by_confidence && in_flight >= ahead) return {};
-  if (!row_queued_ && (schedule_.first_chunk > 0 || drafts_ == 0 || siblings_)) {
+  if (!row_queued_ && (schedule_.first_chunk > 0 || drafts_ == 0)) {
     row_queued_ = true;
     const Step step = draft(Step::Kind::kRow);
     asked_ = launched_;
@@ -149,8 +148,6 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
   round.judged.assign(record.judged.begin(), record.judged.begin() + std::min(count, int(record.judged.size())));
   round.accepted = std::min(record.accepted, int(round.judged.size()));
   round.copied = record.copied;
-  round.siblings = record.siblings;
-  round.rescued = record.rescued && count == int(record.committed.size());   // else it ends with the sibling
   text_.observe(round, schedule_);
   text_.learn(schedule_);
   look();
@@ -170,7 +167,7 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
       taken_ += record.rows;
     }
   } else {
-    round.dropped = std::max(0, record.rows - record.siblings - 1 - int(round.judged.size()));
+    round.dropped = std::max(0, record.rows - 1 - int(round.judged.size()));
   }
   return round;
 }
@@ -242,7 +239,7 @@ void Plan::adopt(const Schedule& schedule) {
 void Plan::adopt_pending() {
   adopt(*std::exchange(pending_, std::nullopt));
   base_ = asked_ = launched_, taken_ = 0;
-  restarted_ = true, stopped_ = siblings_ = false;
+  restarted_ = true, stopped_ = false;
 }
 
 }  // namespace ppsd::cuda

@@ -18,9 +18,6 @@
 // text there agrees, and as far as there is room. An offer that comes late, or half, is only a draft that is missing or
 // wrong. So that it need not come late, no round is queued ahead of the verdict while the text repeats itself.
 //
-// Siblings (triton_kernels/siblings.py): in rounds in turns the device may verify second choices beside drafts. Here it is
-// decided which rounds those are, all of whose launches then are of that kind; which drafts have one, the device decides.
-//
 // Pure state: no clock, no driver. The carrier (carrier.h) and the interpreter's (ppsd_rt/cuda/eager.py) ask it.
 #pragma once
 
@@ -43,8 +40,6 @@ struct Record {
   int epoch = 0, position = 0, rows = 0;   // position: of the first token that it could commit
   int accepted = 0;
   int copied = 0;                          // of the drafts in the pass: those that were copied
-  int siblings = 0;                        // of the rows
-  bool rescued = false;                    // the last token but one is a sibling
   std::vector<int> committed;              // empty: the pass was void
   std::vector<Draft> judged;
 };
@@ -64,7 +59,6 @@ struct Step {
   int64_t after_pass = -1;     // and this pass
   int first_row = 0, rows = 0; // of a pass: its rows stand among these
   int drafts = 0;              // of a round
-  bool siblings = false;       // of the kind that takes siblings
 };
 
 class Plan {
@@ -75,10 +69,7 @@ class Plan {
 
   // stages: of verification; with overlap, each may hold a pass. whole: bit K: K drafts and their pass can be one launch.
   // ngrams: what is copied from.
-  struct WholeRounds {
-    uint32_t without = 0, with_siblings = 0;
-  };
-  Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages = 1, WholeRounds whole = {0, 0},
+  Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages = 1, uint32_t whole = 0,
        OwnedNgrams ngrams = {});
 
   // The prompt has passed all layers, its rows from `keep` on just now, and its last row gave `first`.
@@ -121,7 +112,7 @@ class Plan {
   Schedule schedule_;
   std::optional<Schedule> pending_;        // overlap goes on or off when nothing is in flight
   const int stages_;
-  const WholeRounds whole_;
+  const uint32_t whole_;
   CommittedText text_;
   bool finished_ = false;
   int64_t launched_ = 0, passes_ = 0;      // draft launches, rows among them; passes
@@ -130,7 +121,7 @@ class Plan {
   int64_t asked_ = 0;                      // draft launches that the stop rule has been asked about
 
   // The round that is being queued, without overlap.
-  bool open_ = false, row_queued_ = false, siblings_ = false;
+  bool open_ = false, row_queued_ = false;
   int drafts_ = 0;                         // its draft steps so far
 
   std::vector<Draft> standing_;            // beyond the committed text: copies that were offered, and what the head told

@@ -16,8 +16,8 @@ namespace ppsd::cuda {
 namespace record {
 // Of a verdict.
 constexpr int kSequence = 0, kEpoch = 1, kPosition = 2, kRows = 3, kAccepted = 4, kCommitted = 5, kJudged = 6, kDrafted = 7;
-constexpr int kCopied = 8, kSiblings = 9, kRescued = 10;
-constexpr int kIds = 16, kDrafts = 32, kConfidences = 48, kCopies = 64, kSeconds = 80, kWords = 96;
+constexpr int kCopied = 8;
+constexpr int kIds = 16, kDrafts = 32, kConfidences = 48, kCopies = 64, kWords = 80;
 // Of a draft step.
 constexpr int kDraftEpoch = 1, kDraftPosition = 2, kDraftToken = 3, kDraftConfidence = 4, kDraftWords = 8;
 }  // namespace record
@@ -65,13 +65,11 @@ inline Record record_of(const int32_t* words) {
   out.rows = words[record::kRows];
   out.accepted = words[record::kAccepted];
   out.copied = words[record::kCopied];
-  out.siblings = words[record::kSiblings];
-  out.rescued = words[record::kRescued] != 0;
   const auto count = [&](int place) { return size_t(words[place] < 0 ? 0 : words[place] > kMaxRows ? kMaxRows : words[place]); };
   out.committed.assign(words + record::kIds, words + record::kIds + count(record::kCommitted));
   for (size_t i = 0; i < count(record::kJudged); ++i)
     out.judged.push_back({words[record::kDrafts + int(i)], float_of(words[record::kConfidences + int(i)]),
-                          words[record::kCopies + int(i)], out.siblings > 0 ? words[record::kSeconds + int(i)] : -1});
+                          words[record::kCopies + int(i)]});
   return out;
 }
 

@@ -21,7 +21,7 @@ struct Loop::Answer {
         prompt_rows(int(request.prompt.size()) - request.limits.own - 1),
         rotated_as(loop->model().rotary.matters(prompt_rows + 1)),
         out(std::make_shared<AnswerEvents>(loop->condition_, int(request.prompt.size()))),
-        scheduler(fitted(request.schedule, true, false), request.limits, request.sampling.seed),
+        scheduler(fitted(request.schedule, false), request.limits, request.sampling.seed),
         table(&loop->blocks_, rotated_as, request.kept),
         exits(size_t(loop->model().shape.hidden_size)),
         vocabulary(loop->passes_.draft_vocabulary()),
@@ -98,7 +98,7 @@ struct Loop::Answer {
   int headed = 0;             // rows that have passed the exit head's own layers
   int most = 0;               // drafts that the round at hand may have
   DraftStep step;             // in hand
-  const float* taps = nullptr;   // of the part that is being concluded, [rows and siblings][hidden], for a head with a tap
+  const float* taps = nullptr;   // of the part that is being concluded, [rows][hidden], for a head with a tap
 
   // Where stages have passes of their own:
   size_t words() const {           // of the tables of a pass, at the most
@@ -110,19 +110,17 @@ struct Loop::Answer {
   int flying = 0;                  // passes that are under way with rows of it
 };
 
-// Rows of an answer in a pass, at positions [start, start + rows), and the siblings beside them.
+// Rows of an answer in a pass, at positions [start, start + rows).
 struct Loop::Part {
   Answer* answer;         // null: under way for an answer that is over
   int start, rows;
   bool prompt;
-  std::vector<Sibling> siblings;
   std::vector<int> ids;   // of the rows, where other ranks are to hear of them
   uint64_t epoch = 0;     // of the answer, when it was launched
   int chosen = 0;         // chooses(), then
 
   Segment segment() const { return answer->segment(start, rows); }
-  int all_rows() const { return rows + int(siblings.size()); }
-  int chooses() const {   // how many of its rows choose a token, the last ones; siblings come after them
+  int chooses() const {   // how many of its rows choose a token, the last ones
     const bool first = prompt && !answer->begun && start + rows == answer->rows_wanted();
     return first ? 1 : prompt ? 0 : rows;
   }

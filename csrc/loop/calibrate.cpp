@@ -252,10 +252,10 @@ double TimedText::step(bool draw, int context) {
   const int id = context % passes_.model().shape.vocab_size;
   const Segment segment = blocks_->segment(context, 1);
   std::vector<Passes::Draw> draws{
-      {segment, x_.data(), passes_.uses_feedback() ? &feedback_ : nullptr, &sampler_, &vocabulary_, 0.0, &eagle_, {}}};
+      {segment, x_.data(), passes_.uses_feedback() ? &feedback_ : nullptr, &sampler_, &vocabulary_, &eagle_, {}}};
   const auto begin = Clock::now();
   passes_.embed(&id, 1, x_.data());
-  passes_.early({segment}, x_.data(), {}, nullptr);
+  passes_.early({segment}, x_.data(), nullptr);
   if (draw) passes_.draw(&draws, nullptr);
   return since(begin);
 }
@@ -267,7 +267,7 @@ double TimedText::verify(int rows, int context) {
   std::vector<Head::Row> choosing;
   for (int row = 0; row < rows; ++row) choosing.push_back({x_.data() + size_t(row) * hidden, &sampler_, context + row + 1});
   const auto begin = Clock::now();
-  passes_.verify({blocks_->segment(context, rows)}, x_.data(), {}, choosing, nullptr);
+  passes_.verify({blocks_->segment(context, rows)}, x_.data(), choosing, nullptr);
   verified_ = kVerified;
   return since(begin);
 }

@@ -98,9 +98,8 @@ void CpuPasses::embed(const int* ids, int rows, float* x) {
 
 // -- drafts ------------------------------------------------------------------------------------------------------------
 
-bool CpuPasses::early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
-                   const Cancelled& cancelled) {
-  return drafting_->early.size() == 0 || drafting_->early.run(*team_, segments, siblings, rope_.data(), x, cancelled);
+bool CpuPasses::early(const std::vector<Segment>& segments, float* x, const Cancelled& cancelled) {
+  return drafting_->early.size() == 0 || drafting_->early.run(*team_, segments, rope_.data(), x, cancelled);
 }
 
 int CpuPasses::distance(const Draw& draw) const {
@@ -109,7 +108,7 @@ int CpuPasses::distance(const Draw& draw) const {
 }
 
 bool CpuPasses::pass_exit(const std::vector<Segment>& segments, const Cancelled& cancelled) {
-  return drafting_->exit.run(*team_, segments, {}, rope_.data(), exits_.data(), cancelled);
+  return drafting_->exit.run(*team_, segments, rope_.data(), exits_.data(), cancelled);
 }
 
 void CpuPasses::catch_up(const Segment& rows, const float* states) {
@@ -242,7 +241,7 @@ void CpuPasses::hear(const std::vector<Segment>& segments, const float* states, 
       normalize(states + row * hidden, model_->tap.keys.input_norm, eps, wide);
       normalize(taps + row * hidden, model_->tap, eps, wide + hidden);
     }
-  drafting_->keys->run(*team_, segments, {}, rope_.data(), drafting_->wide.data());
+  drafting_->keys->run(*team_, segments, rope_.data(), drafting_->wide.data());
 }
 
 bool CpuPasses::draw_by_eagle(const std::vector<Draw*>& draws) {
@@ -264,7 +263,6 @@ void CpuPasses::ask_head(const std::vector<Draw*>& draws) {
   drafting_->head->choose(*team_, rows, true);
 }
 
-// From the logits of its row: a draft token, and a second choice if it may be as probable as the bar.
 void Passes::take(Draw* draw, int chosen) {
   const DraftVocabulary& ids = *draw->vocabulary;
   Draft& draft = draw->draft;
@@ -272,11 +270,6 @@ void Passes::take(Draw* draw, int chosen) {
   if (chosen == Sampler::kNone) return;
   draft.token = chosen;
   draft.confidence = draw->sampler->confidence(0, chosen, ids);
-  if (draw->sibling_bar <= 0.0 || 1.0 - draft.confidence < draw->sibling_bar || ids.size() < 2) return;
-  const int second = draw->sampler->choose_without(chosen, 0, 0, draw->position(), ids);
-  if (second == Sampler::kNone) return;
-  draft.sibling = second;
-  draft.sibling_confidence = draw->sampler->confidence(0, second, ids);
 }
 
 // -- verification ------------------------------------------------------------------------------------------------------
@@ -300,11 +293,11 @@ double seconds(Clock::time_point from, Clock::time_point to) { return std::chron
 
 }  // namespace
 
-Passes::Chosen CpuPasses::verify(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
-                              const std::vector<Head::Row>& rows, const Cancelled& cancelled) {
+Passes::Chosen CpuPasses::verify(const std::vector<Segment>& segments, float* x, const std::vector<Head::Row>& rows,
+                                 const Cancelled& cancelled) {
   Chosen out;
   const bool at_once = in_place(rows, size_t(model_->shape.hidden_size));
-  late_.begin_pass(segments, siblings);
+  late_.begin_pass(segments);
   if (at_once) head_->begin_pass(rows, false);
   const Clock::time_point begun = Clock::now();
   Clock::time_point chosen_from;
@@ -345,11 +338,6 @@ std::vector<uint16_t> CpuPasses::kept(uint8_t* const* blocks, int rows) const {
   for (int row = 0; row < rows; ++row)
     std::copy_n(kept_at(blocks, row), kept_width_, all.data() + size_t(row) * kept_width_);
   return all;
-}
-
-void CpuPasses::adopt(int position, uint8_t* const* blocks, bool late) {
-  drafting_->early.adopt(position, blocks);
-  if (late) late_.adopt(position, blocks);
 }
 
 }  // namespace ppsd

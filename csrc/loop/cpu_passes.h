@@ -32,16 +32,15 @@ class CpuPasses final : public Passes {
   size_t late_begin() const { return late_.begin(); }   // of a block
 
   void embed(const int* ids, int rows, float* x) override;
-  bool early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings, const Cancelled& cancelled) override;
+  bool early(const std::vector<Segment>& segments, float* x, const Cancelled& cancelled) override;
   bool draw(std::vector<Draw>* draws, const Cancelled& cancelled) override;
   void catch_up(const Segment& rows, const float* states) override;
-  Chosen verify(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
-                const std::vector<Head::Row>& rows, const Cancelled& cancelled) override;
+  Chosen verify(const std::vector<Segment>& segments, float* x, const std::vector<Head::Row>& rows,
+                const Cancelled& cancelled) override;
   void hear(const std::vector<Segment>& segments, const float* states, const float* taps) override;
   std::exception_ptr failure(const Sampler* sampler) const override { return head_->failure(sampler); }
   const float* tapped(int row) const override { return late_.tapped() + size_t(row) * tap_width(); }
   void read_taps(EagleText* text, uint8_t* const* blocks, int spans) override { eagle_->catch_up(text, blocks, spans); }
-  void adopt(int position, uint8_t* const* blocks, bool late) override;
 
   // Of the rows [0, rows) of a text: [rows][keep][hidden] bfloat16, before any norm.
   std::vector<uint16_t> kept(uint8_t* const* blocks, int rows) const;

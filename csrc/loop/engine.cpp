@@ -57,8 +57,8 @@ void CpuEngine::read(const std::vector<int>& ids, int last, const std::function<
     const int rows = std::min(kPassRows, (done < first ? first : size) - done);
     const std::vector<Segment> segments{blocks_->segment(done, rows)};
     passes_.embed(ids.data() + done, rows, x.data());
-    passes_.early(segments, x.data(), {}, nullptr);
-    passes_.verify(segments, x.data(), {}, {}, nullptr);
+    passes_.early(segments, x.data(), nullptr);
+    passes_.verify(segments, x.data(), {}, nullptr);
     if (done >= first) {
       std::vector<Head::Row> wanted;
       for (int row = 0; row < rows; ++row) wanted.push_back({x.data() + size_t(row) * hidden, &sampler_, done + row + 1});

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstring>
 #include <stdexcept>
 #include <vector>
 
@@ -25,25 +24,13 @@ class ExitRows {
     if (row < first_ || row >= end()) throw std::logic_error("a row's exit state is asked for, and nobody has kept it");
     return states_.data() + size_t(row - first_) * hidden_;
   }
-  // Of a sibling that has been run and not been forgotten.
-  const float* beside(int position) const {
-    for (const auto& [at, state] : siblings_)
-      if (at == position) return state.data();
-    throw std::logic_error("a sibling's exit state is asked for, and nobody has kept it");
-  }
 
   void restart(int row) {   // nothing is here; the next row is this one
     states_.clear();
-    siblings_.clear();
     drawn_.clear();
     first_ = row;
   }
   void add(const float* states, int rows) { states_.insert(states_.end(), states, states + size_t(rows) * hidden_); }
-  void add_sibling(int position, const float* state) { siblings_.emplace_back(position, std::vector<float>(state, state + hidden_)); }
-  void adopt(int position) {   // its sibling is the text's row now
-    if (position < end()) std::memcpy(at(position), beside(position), hidden_ * sizeof(float));
-    drop_drawn(position, position + 1);
-  }
   void drew(int row, std::vector<float> state) {   // a head with a tap drew from this one: Passes::Draw::drawn
     drop_drawn(row, row + 1);
     drawn_.emplace_back(row, std::move(state));
@@ -54,8 +41,7 @@ class ExitRows {
       if (place >= row && place < row + rows) std::copy(state.begin(), state.end(), all.begin() + ptrdiff_t(size_t(place - row) * hidden_));
     return all;
   }
-  void cut(int end) {   // rows from `end` on are void, and so are their siblings
-    drop_siblings([&](int position) { return position >= end; });
+  void cut(int end) {   // rows from `end` on are void
     drop_drawn(end, INT_MAX);
     states_.resize(size_t(std::clamp(end - first_, 0, int(states_.size() / hidden_))) * hidden_);
   }
@@ -63,7 +49,6 @@ class ExitRows {
     const int rows = std::clamp(before - first_, 0, int(states_.size() / hidden_));
     states_.erase(states_.begin(), states_.begin() + ptrdiff_t(size_t(rows) * hidden_));
     first_ += rows;
-    drop_siblings([&](int position) { return position < before; });
     drop_drawn(0, before);
   }
 
@@ -72,16 +57,11 @@ class ExitRows {
     const auto gone = [&](const auto& drawn) { return drawn.first >= begin && drawn.first < end; };
     drawn_.erase(std::remove_if(drawn_.begin(), drawn_.end(), gone), drawn_.end());
   }
-  template <class Which>
-  void drop_siblings(const Which& which) {
-    const auto gone = [&](const auto& sibling) { return which(sibling.first); };
-    siblings_.erase(std::remove_if(siblings_.begin(), siblings_.end(), gone), siblings_.end());
-  }
 
   const size_t hidden_;
   int first_ = 0;
   std::vector<float> states_;   // [rows from first_ on][hidden]
-  std::vector<std::pair<int, std::vector<float>>> siblings_, drawn_;   // by position
+  std::vector<std::pair<int, std::vector<float>>> drawn_;   // by position
 };
 
 }  // namespace ppsd

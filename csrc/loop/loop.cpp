@@ -101,7 +101,6 @@ void Loop::end_all(const std::exception_ptr& failure) {
     chain_ = nullptr;
     cpu_->use(nullptr);
     flights_.clear();
-    adopted_.clear();
     closed_.clear();
   }
   for (Answers* answers : {&waiting_, &running_}) {
@@ -153,7 +152,7 @@ bool Loop::step() {
     }
     const int rows = std::min(prompt_rows, answer->rows_wanted() - answer->left);
     if (rows == 0 || !make_room(*answer, answer->left + rows)) continue;
-    prompts.push_back({answer, answer->left, rows, true, {}, {}});
+    prompts.push_back({answer, answer->left, rows, true, {}});
     prompt_rows -= rows;
   }
   if (writing.empty() && prompts.empty() && !flights_.empty()) return false;   // until something lands
@@ -357,7 +356,6 @@ void Loop::leave(Answer& answer) {
 // Sets the schedule of the round, and how many drafts there may be.
 void Loop::set_schedule(Answer& answer, const Schedule& schedule) {
   answer.scheduler.set_schedule(schedule);
-  if (schedule.siblings == 0.0) answer.scheduler.leave_siblings();   // others may share the pass
   const int to_end = answer.request.limits.end - int(answer.text().size());
   answer.most = std::max(std::min(std::max(schedule.max_chunk, schedule.lookahead), to_end), 0);
 }
@@ -384,12 +382,9 @@ void Loop::next_step(Answer& answer, std::vector<Answer*>* drawing) {
 // Rows into early_x_, as a part of the pass; false: the answer has failed.
 bool Loop::embed_rows(const Part& part, const int* ids, std::vector<Part>* parts) {
   const size_t hidden = size_t(model().shape.hidden_size);
-  check_bound(size_t(early_rows_) + size_t(part.all_rows()), kPassRows, "rows");
-  float* x = early_x_.data() + size_t(early_rows_) * hidden;
+  check_bound(size_t(early_rows_) + size_t(part.rows), kPassRows, "rows");
   try {
-    passes_.embed(ids, part.rows, x);
-    x += size_t(part.rows) * hidden;
-    for (const Sibling& sibling : part.siblings) passes_.embed(&sibling.id, 1, x), x += hidden;
+    passes_.embed(ids, part.rows, early_x_.data() + size_t(early_rows_) * hidden);
     part.answer->feed_sampler(part.answer->drafting, part.start, ids, part.rows);
     if (model().eagle) part.answer->eagle.know(part.start, ids, part.rows);
   } catch (const std::runtime_error&) {
@@ -397,7 +392,7 @@ bool Loop::embed_rows(const Part& part, const int* ids, std::vector<Part>* parts
     return false;
   }
   parts->push_back(part);
-  early_rows_ += part.all_rows();
+  early_rows_ += part.rows;
   return true;
 }
 
@@ -407,12 +402,11 @@ bool Loop::run_early(const std::vector<Part>& parts) {
   std::vector<Segment> segments;
   for (const Part& part : parts)
     if (part.rows > 0) segments.push_back(part.segment());   // of a draft the row may have passed them before
-  if (!segments.empty() && !passes_.early(segments, early_x_.data(), siblings_of(parts), cancelled_)) return false;
+  if (!segments.empty() && !passes_.early(segments, early_x_.data(), cancelled_)) return false;
   const float* x = early_x_.data();
   for (const Part& part : parts) {
     part.answer->exits.add(x, part.rows);
     x += size_t(part.rows) * hidden;
-    for (const Sibling& sibling : part.siblings) part.answer->exits.add_sibling(sibling.position, x), x += hidden;
   }
   return true;
 }
@@ -427,7 +421,7 @@ bool Loop::draft(const std::vector<Answer*>& writing) {
     std::vector<Part> parts;
     for (Answer* answer : drawing) {
       const DraftStep& step = answer->step;
-      embed_rows({answer, step.start, int(step.ids.size()), false, step.siblings, {}}, step.ids.data(), &parts);
+      embed_rows({answer, step.start, int(step.ids.size()), false, {}}, step.ids.data(), &parts);
     }
     if (parts.empty()) return true;
     const Clock::time_point begun = Clock::now();
@@ -460,7 +454,6 @@ bool Loop::draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws
     answer.vocabulary.follow(answer.text());
     const int end = answer.exits.end(), first = passes_.lags() ? std::min(answer.headed, end - 1) : end - 1;
     draws->push_back({answer.segment(first, end - first), answer.exits.at(first), answer.step.feedback.get(), &answer.drafting, &answer.vocabulary,
-                      answer.step.sibling_bar,
                       &answer.eagle, {}});
   }
   if (!passes_.draw(draws, cancelled_)) return false;
@@ -480,7 +473,7 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
   for (Answer* answer : writing) {
     const DraftStep& step = answer->step;
     if (!answer->over && !step.ids.empty())
-      embed_rows({answer, step.start, int(step.ids.size()), false, step.siblings, {}}, step.ids.data(), &early);
+      embed_rows({answer, step.start, int(step.ids.size()), false, {}}, step.ids.data(), &early);
   }
   for (const Part& part : prompts) embed_rows(part, part.answer->text().data() + part.start, &early);
   if (!early.empty()) {
@@ -505,9 +498,8 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
     const Chunk chunk = answer->scheduler.launch();
     if (chunk.start + chunk.rows() > answer->exits.end()) throw std::logic_error("a pass has other rows than were drafted");
     move(answer->exits.at(chunk.start), size_t(chunk.rows()));
-    for (const Sibling& sibling : chunk.siblings) move(answer->exits.beside(sibling.position), 1);
     if (!chain_) answer->feed_sampler(*answer->verifying, chunk.start, chunk.ids.data(), chunk.rows());
-    parts->push_back({answer, chunk.start, chunk.rows(), false, chunk.siblings, chunk.ids, chunk.epoch});
+    parts->push_back({answer, chunk.start, chunk.rows(), false, chunk.ids, chunk.epoch});
     counts_.draft_rows += chunk.rows() - int(committed);
   }
   for (const Part& part : prompts) {
@@ -538,11 +530,10 @@ void Loop::verify(const std::vector<Part>& parts) {
     for (int r = part.rows - chooses; r < part.rows; ++r)
       choosing.push_back({x + size_t(r) * hidden, part.answer->verifying.get(), part.start + r + 1});
     x += size_t(part.rows) * hidden;
-    for (const Sibling& sibling : part.siblings) choosing.push_back({x, part.answer->verifying.get(), sibling.position + 1}), x += hidden;
-    rows += part.all_rows();
+    rows += part.rows;
   }
   const Clock::time_point begun = Clock::now();
-  const Passes::Chosen chosen = passes_.verify(segments, x_.data(), siblings_of(parts), choosing, cancelled_);
+  const Passes::Chosen chosen = passes_.verify(segments, x_.data(), choosing, cancelled_);
   if (!chosen.done) return;
   policy_.took(&PassTimes::late, rows, chosen.late);
   if (!choosing.empty()) policy_.took(&PassTimes::choose, int(choosing.size()), chosen.choose);
@@ -552,20 +543,19 @@ void Loop::verify(const std::vector<Part>& parts) {
   int row = 0;
   for (const Part& part : parts) {
     if (passes_.taps() > 0) tell_taps(part, passes_.tapped(row));
-    row += part.all_rows();
-    const int chooses = part.chooses(), count = chooses + int(part.siblings.size());
+    row += part.rows;
+    const int chooses = part.chooses();
     const float* first = x + size_t(part.rows - chooses) * hidden;
     span(part, part.prompt ? "prompt" : "verify", kVerifyTrack, begun);
-    const bool failed = std::find(next, next + count, Sampler::kNone) != next + count;
+    const bool failed = std::find(next, next + chooses, Sampler::kNone) != next + chooses;
     conclude(part, next, first, failed ? failure_of(*part.answer) : nullptr, part.answer->verifying->take_logprobs());
-    next += count;
-    x += size_t(part.all_rows()) * hidden;
+    next += chooses;
+    x += size_t(part.rows) * hidden;
   }
   hear_all();
 }
 
-// What a pass has made of a part. chosen: after each row that chooses, and then after each sibling; hidden: likewise
-// [chosen][hidden].
+// What a pass has made of a part. chosen: after each row that chooses; hidden: likewise [chosen][hidden].
 void Loop::conclude(const Part& part, const int* chosen, const float* hidden, const std::exception_ptr& failure,
                     std::vector<Logprobs> logprobs) {
   counts_.rows += part.rows;
@@ -574,16 +564,13 @@ void Loop::conclude(const Part& part, const int* chosen, const float* hidden, co
   else commit(part, chosen, hidden, std::move(logprobs));
 }
 
-// What verified rows are at the head's taps, [rows and siblings][taps][hidden]. An EAGLE-3 head reads them when it drafts.
+// What verified rows are at the head's taps, [rows][taps][hidden]. An EAGLE-3 head reads them when it drafts.
 void Loop::tell_taps(const Part& part, const float* taps) {
   Answer& answer = *part.answer;
   answer.taps = taps;
   if (!model().eagle) return;
-  const size_t width = passes_.tap_width();
   if (answer.eagle.pending() + part.rows > kPassRows) read_taps(answer);
-  answer.eagle.verified(part.start, part.rows, taps, width);
-  taps += size_t(part.rows) * width;
-  for (const Sibling& sibling : part.siblings) answer.eagle.beside(sibling.position, taps, width), taps += width;
+  answer.eagle.verified(part.start, part.rows, taps, passes_.tap_width());
 }
 
 void Loop::read_taps(Answer& answer) { passes_.read_taps(&answer.eagle, answer.table.pointers(), answer.table.size()); }
@@ -598,22 +585,13 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden, std:
   Verdict verdict;
   verdict.epoch = part.epoch;
   verdict.start = part.start;
-  verdict.true_ids.assign(chosen, chosen + part.all_rows());
-  verdict.siblings = part.siblings;
-  if (passes_.uses_feedback()) verdict.hidden = with_taps(answer, hidden, 0, part.all_rows());
+  verdict.true_ids.assign(chosen, chosen + part.rows);
+  if (passes_.uses_feedback()) verdict.hidden = with_taps(answer, hidden, 0, part.rows);
   verdict.logprobs = std::move(logprobs);
   auto round = answer.scheduler.land(verdict);
   if (!round) throw std::logic_error("a verdict that nobody waits for");
   policy_.learn(&answer.drafts, *round, answer.scheduler.in_flight(), Clock::now());
   answer.rows = answer.rows_wanted();
-  if (round->rescued) {
-    const int position = answer.scheduler.adopted().position;
-    passes_.adopt(position, answer.table.pointers(), !chain_);
-    if (chain_) adopted_.emplace_back(answer.table.numbers()[size_t(position / kSpan)], position);
-    answer.exits.adopt(position);
-    if (model().eagle) answer.eagle.adopt(position, answer.text()[size_t(position)]);
-    answer.headed = std::min(answer.headed, position);
-  }
   answer.put(std::move(*round));
   keep(answer, part.start);
 }
@@ -688,15 +666,9 @@ void Loop::catch_up(Answer& answer) {
   answer.headed = answer.rows;
 }
 
-// Those of a pass that one answer has to itself; the others have none.
-const std::vector<Sibling>& Loop::siblings_of(const std::vector<Part>& parts) {
-  static const std::vector<Sibling> none;
-  return parts.size() == 1 ? parts.front().siblings : none;
-}
-
 // In the answer's timeline, if it has one: from `begun` to now.
 void Loop::span(const Part& part, const char* name, int track, std::chrono::steady_clock::time_point begun) {
-  if (Trace* trace = part.answer->request.trace.get()) trace->add(name, track, part.all_rows(), begun, Clock::now());
+  if (Trace* trace = part.answer->request.trace.get()) trace->add(name, track, part.rows, begun, Clock::now());
 }
 
 }  // namespace ppsd

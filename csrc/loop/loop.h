@@ -163,7 +163,6 @@ class Loop {
   void notify_consumers();
   void show_counts();
   void show_learned();
-  static const std::vector<Sibling>& siblings_of(const std::vector<Part>& parts);
   static void span(const Part& part, const char* name, int track, std::chrono::steady_clock::time_point begun);
   void sweep(Answers* answers);
   void forget(const Answer& answer);
@@ -193,7 +192,6 @@ class Loop {
   bool pinned_ = false;                            // the thread that calls `work`
   std::deque<Flight> flights_;                     // passes that have been sent and have not come back, in order
   int numbers_ = 0;                                // of answers, over ranks: the last one
-  std::vector<std::pair<int32_t, int32_t>> adopted_;   // siblings that other stages have not heard of: {block, position}
   std::vector<int> closed_;                        // answers that other stages have heard of, and that are over
   std::mutex mutex_;
   Answers arrived_;

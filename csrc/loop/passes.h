@@ -37,9 +37,8 @@ class Passes {
   virtual void reserve(int, int) {}
 
   virtual void embed(const int* ids, int rows, float* x) = 0;   // throws std::runtime_error for a damaged embedding
-  // Layers [0, E) on x [rows and siblings][hidden], in place. siblings: of an only segment. False: cancelled on the way.
-  virtual bool early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings = {},
-                     const Cancelled& cancelled = nullptr) = 0;
+  // Layers [0, E) on x [rows][hidden], in place. False: cancelled on the way.
+  virtual bool early(const std::vector<Segment>& segments, float* x, const Cancelled& cancelled = nullptr) = 0;
 
   // A draft token, drawn from the last row of `rows`: those that have not passed the exit head's own layers.
   struct Draw {
@@ -48,7 +47,6 @@ class Passes {
     const Feedback* feedback;   // or null
     Sampler* sampler;
     const DraftVocabulary* vocabulary;
-    double sibling_bar;         // above 0: the second choice too, if it can be as probable
     EagleText* text;            // of an EAGLE-3 head
     Draft draft;                // what comes of it
     std::vector<float> drawn;   // [hidden]: its last row and what that has heard, for a head with a tap, see hear
@@ -58,16 +56,13 @@ class Passes {
   virtual bool draw(std::vector<Draw>* draws, const Cancelled& cancelled = nullptr) = 0;
   virtual void catch_up(const Segment&, const float*) { missing(); }   // through the exit head's own layers, for drafts to come
 
-  // Layers [E, L) on x [rows and siblings][hidden], in place, and the tokens that some of these rows choose.
+  // Layers [E, L) on x [rows][hidden], in place, and the tokens that some of these rows choose.
   struct Chosen {
     bool done = true;               // false: cancelled on the way
     double late = 0.0, choose = 0.0;   // seconds
     std::vector<int> ids;
   };
-  virtual Chosen verify(const std::vector<Segment>&, float*, const std::vector<Sibling>&, const std::vector<Head::Row>&,
-                        const Cancelled& = nullptr) {
-    missing();
-  }
+  virtual Chosen verify(const std::vector<Segment>&, float*, const std::vector<Head::Row>&, const Cancelled& = nullptr) { missing(); }
   virtual std::exception_ptr failure(const Sampler*) const { missing(); }   // of its grammar, in the last `verify`; or null
   // What rows of several texts are at the tap of a head of the kind `feedback`, [rows][hidden], once they are verified: their keys and
   // values in its layer are made anew. states: Draw::drawn, or as they left the early layers where nothing was drawn from them.
@@ -78,12 +73,8 @@ class Passes {
   int taps() const { return int(model_->taps().size()); }
   virtual void read_taps(EagleText*, uint8_t* const*, int) { missing(); }
 
-  // Of the two rows at this position, the sibling's now is the text's. late: in its late layers too.
-  virtual void adopt(int, uint8_t* const*, bool) { missing(); }
-
  protected:
-  // From the logits of its row: a draft token, and a second choice if it may be as probable as the bar.
-  static void take(Draw* draw, int chosen);
+  static void take(Draw* draw, int chosen);   // a draft token, from the logits of its row
   [[noreturn]] static void missing() { throw std::logic_error("these layers are on another rank"); }
 
   std::shared_ptr<const CpuModel> model_;

@@ -10,8 +10,7 @@ namespace ppsd {
 
 using Clock = std::chrono::steady_clock;
 
-Schedule fitted(Schedule schedule, bool siblings, bool overlap) {
-  if (!siblings) schedule.siblings = 0.0;
+Schedule fitted(Schedule schedule, bool overlap) {
   schedule.max_chunk = std::min(schedule.max_chunk, kMaxChunk);
   schedule.lookahead = std::min(schedule.lookahead, kPassRows - 1);
   schedule.overlap = schedule.overlap && overlap;
@@ -55,7 +54,7 @@ void Policy::plan(std::vector<Writer>* writers, const Pass& pass) {
   const bool alone = pass.alone && writers->size() == 1;
   plain_round_ = probing_ = drafting_round_ = false;
   if (alone && !writers->front().drafting->automatic) {
-    writers->front().schedule = fitted(writers->front().drafting->asked, true, pass.idle);
+    writers->front().schedule = fitted(writers->front().drafting->asked, pass.idle);
     return;
   }
   int left = pass.left, others = pass.prompt_rows, copying = 0, committed = 0;
@@ -172,7 +171,7 @@ int Policy::affordable(double credit, int own, int sharing, bool drawn) const {
 void Policy::keep_schedule(Writer* writer, const Pass& pass, int left) const {
   Schedule& schedule = writer->schedule = writer->drafting->asked;
   schedule.max_chunk = std::min(schedule.max_chunk, left);
-  schedule = fitted(schedule, false, pass.idle && std::max(schedule.max_chunk, schedule.lookahead) <= left);
+  schedule = fitted(schedule, pass.idle && std::max(schedule.max_chunk, schedule.lookahead) <= left);
   if (schedule.max_chunk == 0) schedule.lookup = 0, schedule.recycle = false;
 }
 

@@ -166,6 +166,6 @@ class Policy {
 Schedule overlapped(bool ranks);   // what `auto` overlaps as
 
 // A schedule that the loop can keep. overlap: it may draft while it is verified.
-Schedule fitted(Schedule schedule, bool siblings, bool overlap);
+Schedule fitted(Schedule schedule, bool overlap);
 
 }  // namespace ppsd

@@ -57,7 +57,7 @@ std::optional<std::pair<int, double>> TextStages::draft(int start, const std::ve
   vocabulary_.follow(drafting_.ids());
   const int end = drafted(), first = passes_->lags() ? std::min(headed_, end - 1) : end - 1;
   std::vector<Passes::Draw> draws{{segment(first, end - first), exits_.data() + size_t(first) * hidden(), heard_ ? &*heard_ : nullptr,
-                                   &drafting_, &vocabulary_, 0.0, &eagle_, {}}};
+                                   &drafting_, &vocabulary_, &eagle_, {}}};
   passes_->draw(&draws);
   headed_ = end;
   if (!draws.front().drawn.empty()) drawn_[end - 1] = std::move(draws.front().drawn);
@@ -74,7 +74,7 @@ std::vector<int> TextStages::verify(int start, const std::vector<int>& ids, int 
     x.assign(exits_.begin() + ptrdiff_t(size_t(done) * hidden()), exits_.begin() + ptrdiff_t(size_t(done + rows) * hidden()));
     std::vector<Head::Row> choosing;
     for (int r = 0; done >= first && r < rows; ++r) choosing.push_back({x.data() + size_t(r) * hidden(), &verifying_, done + r + 1});
-    const std::vector<int> chosen = passes_->verify({segment(done, rows)}, x.data(), {}, choosing).ids;
+    const std::vector<int> chosen = passes_->verify({segment(done, rows)}, x.data(), choosing).ids;
     if (std::find(chosen.begin(), chosen.end(), Sampler::kNone) != chosen.end()) throw std::runtime_error(kNoNumber);
     own.insert(own.end(), chosen.begin(), chosen.end());
     if (passes_->model().eagle) {

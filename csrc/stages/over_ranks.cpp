@@ -66,7 +66,7 @@ void Loop::turn_or_overlap() {
 void Loop::settle() {
   if (!overlapping()) return;
   for (;;) {
-    if (!adopted_.empty() || !closed_.empty()) send({});
+    if (!closed_.empty()) send({});
     if (flights_.empty()) return;
     if (const auto verdict = chain_->landed()) land(*verdict);
     else condition_->wait();
@@ -79,7 +79,6 @@ void Loop::send(const std::vector<Part>& parts) {
   Blocks::Changes changes = blocks_.take_changes();
   pass.wiped.assign(changes.wiped.begin(), changes.wiped.end());
   pass.copies.assign(changes.copies.begin(), changes.copies.end());
-  pass.adopted = std::exchange(adopted_, {});
   pass.closed.assign(closed_.begin(), closed_.end());
   closed_.clear();
   pass.wants_hidden = passes_.uses_feedback();
@@ -89,11 +88,8 @@ void Loop::send(const std::vector<Part>& parts) {
     if (answer.number == 0) pass.opened.push_back({answer.number = ++numbers_, answer.settings, ranks_ ? nullptr : answer.verifying});
     const std::vector<int>& blocks = answer.table.numbers();
     PassPart& sent = pass.parts.emplace_back();
-    const int chooses = part.chooses();
-    part.chosen = chooses + int(part.siblings.size());
-    sent = {answer.number, int32_t(part.epoch), part.start, part.rows, chooses, std::min(answer.told, part.start), {}, {},
-            answer.scheduler.spared(), {}};
-    for (const Sibling& sibling : part.siblings) sent.siblings.push_back(sibling.position);
+    part.chosen = part.chooses();
+    sent = {answer.number, int32_t(part.epoch), part.start, part.rows, part.chosen, std::min(answer.told, part.start), {}, {}};
     const int end = part.start + part.rows;
     const auto text = answer.text().begin();
     if (sent.known < part.start) sent.ids.assign(text + sent.known, text + part.start);
@@ -143,7 +139,6 @@ Loop::Flight Loop::take_flight(uint64_t number) {
       throw std::runtime_error("a verdict is on passes that cannot be one");
     last.rows += more.rows;
     last.chosen += more.chosen;
-    last.siblings.insert(last.siblings.end(), more.siblings.begin(), more.siblings.end());
     flight.number = next.number;
   }
   return flight;
@@ -154,14 +149,10 @@ void Loop::land(const PassVerdict& verdict) {
   const auto dropped = [&](size_t p) {
     return std::find(verdict.dropped.begin(), verdict.dropped.end(), int32_t(p)) != verdict.dropped.end();
   };
-  const auto is_void = [](const Part& part) {   // of a prompt's rows no epoch makes an exception
-    const Scheduler& scheduler = part.answer->scheduler;
-    return part.prompt ? part.epoch != scheduler.epoch() : scheduler.is_void(part);
-  };
   int rows = 0;
   size_t chosen = 0;
   for (size_t p = 0; p < flight.parts.size(); ++p)
-    if (!dropped(p)) rows += flight.parts[p].all_rows(), chosen += size_t(flight.parts[p].chosen);
+    if (!dropped(p)) rows += flight.parts[p].rows, chosen += size_t(flight.parts[p].chosen);
   const size_t hidden = size_t(model().shape.hidden_size), width = passes_.tap_width();
   if (chosen != verdict.chosen.size() || (passes_.uses_feedback() && verdict.hidden.size() != chosen * hidden) ||
       verdict.tapped.size() != size_t(rows) * width)
@@ -173,9 +164,9 @@ void Loop::land(const PassVerdict& verdict) {
   for (size_t p = 0; p < flight.parts.size(); ++p) {
     const Part& part = flight.parts[p];
     const size_t count = dropped(p) ? 0 : size_t(part.chosen), first = std::exchange(next, next + count);
-    const float* taps = std::exchange(after, after + (dropped(p) ? 0 : size_t(part.all_rows()) * width));
-    const bool gone = part.answer == nullptr || part.answer->over || is_void(part);
-    if (overlapping()) threads_->told(verdict, part.all_rows(), gone);
+    const float* taps = std::exchange(after, after + (dropped(p) ? 0 : size_t(part.rows) * width));
+    const bool gone = part.answer == nullptr || part.answer->over || part.epoch != part.answer->scheduler.epoch();
+    if (overlapping()) threads_->told(verdict, part.rows, gone);
     if (gone) continue;
     if (dropped(p)) throw std::runtime_error("a stage has dropped rows that are not void");
     std::exception_ptr failure;
@@ -193,7 +184,7 @@ void Loop::land(const PassVerdict& verdict) {
     // Else a stage would work on void rows, and take bandwidth from the draft step that it waits for.
     const Scheduler& scheduler = part.answer->scheduler;
     if (overlapping() && scheduler.epoch() != part.epoch)
-      threads_->raise(part.answer->number, int(scheduler.epoch()), scheduler.spared());
+      threads_->raise(part.answer->number, int(scheduler.epoch()));
   }
   hear_all();
 }
@@ -203,15 +194,13 @@ bool Loop::rejected(const Answer& answer) {
   if (!chain_ || answer.flying == 0) return false;
   auto flight = flights_.begin();
   return chain_->any([&](const PassVerdict& verdict) {
-    size_t beside = 0;   // of the passes that have become one
-    while (flight != flights_.end() && flight->number < verdict.number) beside += (flight++)->parts.front().siblings.size();
+    while (flight != flights_.end() && flight->number < verdict.number) ++flight;   // that has become one with the next
     if (flight == flights_.end()) return false;
     const Flight& last = *flight++;
     const Part& part = last.parts.front();
-    beside += part.siblings.size();
-    if (last.parts.size() > 1 || verdict.chosen.size() < beside) return false;
+    if (last.parts.size() > 1) return false;
     if (part.answer != &answer || part.prompt || part.epoch != answer.scheduler.epoch()) return false;
-    const std::vector<int> chosen(verdict.chosen.begin(), verdict.chosen.end() - ptrdiff_t(beside));
+    const std::vector<int> chosen(verdict.chosen.begin(), verdict.chosen.end());
     return answer.scheduler.rejects(part.start + part.rows - int(chosen.size()), chosen);
   });
 }

@@ -118,26 +118,18 @@ void keep_rows(const std::vector<bool>& stays, std::vector<float>* rows) {
   rows->erase(to, rows->end());
 }
 
-// To the rows of `part` and its siblings, [rows][width], those of `next`.
-void join_rows(const PassPart& part, std::vector<float>* rows, const PassPart& next, const std::vector<float>& more) {
-  const auto width = ptrdiff_t(rows->size() / size_t(part.all_rows()));
-  const auto beside = more.begin() + width * next.rows;
-  rows->insert(rows->begin() + width * part.rows, more.begin(), beside);
-  rows->insert(rows->end(), beside, more.end());
-}
-
 }  // namespace
 
 int Pass::rows() const {
-  return std::accumulate(parts.begin(), parts.end(), 0, [](int sum, const PassPart& part) { return sum + part.all_rows(); });
+  return std::accumulate(parts.begin(), parts.end(), 0, [](int sum, const PassPart& part) { return sum + part.rows; });
 }
 
 void Pass::drop(const std::function<bool(const PassPart&)>& is_void) {
   std::vector<bool> stays;   // of every row
   for (PassPart& part : parts) {
     const bool dropped = is_void(part);
-    stays.insert(stays.end(), size_t(part.all_rows()), !dropped);
-    if (dropped) part = {part.answer, part.epoch, 0, 0, 0, 0, {}, {}, -1, {}};
+    stays.insert(stays.end(), size_t(part.rows), !dropped);
+    if (dropped) part = {part.answer, part.epoch, 0, 0, 0, 0, {}, {}};
   }
   keep_rows(stays, &hidden);
   keep_rows(stays, &tapped);
@@ -146,9 +138,8 @@ void Pass::drop(const std::function<bool(const PassPart&)>& is_void) {
 void Pass::join(const Pass& next) {
   PassPart& part = parts.front();
   const PassPart& more = next.parts.front();
-  join_rows(part, &hidden, more, next.hidden);
-  join_rows(part, &tapped, more, next.tapped);
-  part.siblings.insert(part.siblings.end(), more.siblings.begin(), more.siblings.end());
+  hidden.insert(hidden.end(), next.hidden.begin(), next.hidden.end());
+  tapped.insert(tapped.end(), next.tapped.begin(), next.tapped.end());
   number = next.number;
   part.rows += more.rows;
   part.chooses += more.chooses;
@@ -160,16 +151,14 @@ size_t write_pass(const Pass& pass, int32_t* out) {
   Writer tables(out + kWireIds);
   tables.put(pass.wiped);
   tables.put(pass.copies);
-  tables.put(pass.adopted);
   tables.put(pass.closed);
   tables.put(int32_t(pass.opened.size()));
   for (const Pass::Opened& opened : pass.opened) tables.put(opened.answer), tables.put(opened.settings);
   tables.put(int32_t(pass.parts.size()));
   for (const PassPart& part : pass.parts) {
-    for (int32_t word : {part.answer, part.epoch, part.start, part.rows, part.chooses, part.known, part.spared}) tables.put(word);
+    for (int32_t word : {part.answer, part.epoch, part.start, part.rows, part.chooses, part.known}) tables.put(word);
     tables.put(part.ids);
     tables.put(part.blocks);
-    tables.put(part.siblings);
   }
   const int32_t flags = (pass.wants_hidden ? kWireFeedback : 0) | (pass.traced ? kWireTrace : 0);
   size_t words = close_message(Wire::kPass, pass.number, pass.rows(), pass.limit, flags, tables, out);
@@ -188,13 +177,11 @@ Pass read_pass(const int32_t* message, size_t words, int hidden, int taps) {
   pass.sent = header.sent;
   pass.wiped = tables.many();
   pass.copies = tables.pairs();
-  pass.adopted = tables.pairs();
   pass.closed = tables.many();
   for (int32_t left = tables.count(); left > 0; --left) {
     const int32_t answer = tables.get();
     pass.opened.push_back({answer, tables.many(), nullptr});
   }
-  bool beside = false;
   for (int32_t left = tables.count(); left > 0; --left) {
     PassPart part;
     part.answer = tables.get();
@@ -203,23 +190,14 @@ Pass read_pass(const int32_t* message, size_t words, int hidden, int taps) {
     part.rows = tables.at_least(0);
     part.chooses = tables.at_least(0);
     part.known = tables.at_least(0);
-    part.spared = tables.at_least(-1);
     part.ids = tables.many();
     part.blocks = tables.many();
-    part.siblings = tables.many();
     const int64_t end = int64_t(part.start) + part.rows;
     if (part.rows > kPassRows || part.chooses > part.rows || part.known > part.start ||
         int64_t(part.ids.size()) != end - part.known || int64_t(part.blocks.size()) * kSpan < end)
       malformed();
-    int32_t least = part.start;
-    for (int32_t position : part.siblings) {
-      if (position < least || position >= end) malformed();
-      least = position + 1;
-    }
-    if (!part.siblings.empty()) beside = true;
     pass.parts.push_back(std::move(part));
   }
-  if (beside && pass.parts.size() > 1) malformed();
   if (!tables.ended() || pass.rows() != header.count || pass.parts.empty()) malformed();
   const int32_t *at = message + kWireIds + header.more, *end = message + words;
   pass.hidden = read_floats(at, end, size_t(header.count) * size_t(hidden));

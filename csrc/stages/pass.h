@@ -7,12 +7,7 @@
 //
 // An answer may have rows in several passes that are under way. When a verdict rejects a draft, the rows behind it are void: a
 // part of a later epoch says so to every stage that it comes to (pass_station.h). They go on as a part without rows, or do
-// harm to nobody, since the rows of the new epoch are written over them. But where the rejected draft's sibling is right and
-// under way, the rows that it rides with go on: the part of the later epoch names them.
-//
-// A stage keeps siblings' keys and values beside all blocks, by position. One answer at a time has some, the only one that runs.
-// Rank 0 says that one is the text's row with the next pass that leaves, whosesoever rows that has: so it is before anybody
-// else reads that block.
+// harm to nobody, since the rows of the new epoch are written over them.
 //
 // In one process stages have threads instead (stage_threads.h). They are handed the same passes, and all stages' layers lie in the
 // loop's own blocks. So the loop itself wipes and copies these, and answers bring their samplers along.
@@ -47,15 +42,10 @@ struct PassPart {
   int32_t known = 0;           // ids: of the text's positions [known, start + rows); the sampler knows those before
   std::vector<int32_t> ids;
   std::vector<int32_t> blocks;
-  int32_t spared = -1;         // the first row of what goes on although it is of the epoch just before; -1: nothing does
-  std::vector<int32_t> siblings;   // their positions, of an only part; each chooses a token
-
-  int all_rows() const { return rows + int(siblings.size()); }
 };
 
 struct Pass {
   uint64_t number = 0;
-  std::vector<std::pair<int32_t, int32_t>> adopted;  // siblings that are the text's rows now, first of all: {block, position}
   std::vector<std::pair<int32_t, int32_t>> copies;   // of whole blocks, before anything is computed: {from, to}
   std::vector<int32_t> wiped;                        // blocks that become zeros, before that
   struct Opened {
@@ -70,11 +60,10 @@ struct Pass {
   bool traced = false;                               // every rank records a timeline of the answers that begin with it
   int limit = 0;                                     // rows of an only part, up to which the passes after it may join it
   int64_t sent = 0;                                  // the sender's wire_clock()
-  // [rows][hidden]: what the stage before made of them. Siblings come after the rows of their part.
-  std::vector<float> hidden;
+  std::vector<float> hidden;   // [rows][hidden]: what the stage before made of them
   std::vector<float> tapped;   // [rows][taps][hidden]: of the stages before, in the head's order
 
-  int rows() const;   // with siblings
+  int rows() const;
   void drop(const std::function<bool(const PassPart&)>& is_void);   // the rows of such parts
   void join(const Pass& next);   // whose rows follow those of the only part here
 };

@@ -41,11 +41,6 @@ uint8_t* PassStage::block(int number) {
 }
 
 void PassStage::change(const Pass& pass) {
-  for (const auto& [number, position] : pass.adopted) {
-    if (int64_t(position) >= int64_t(blocks_) * kSpan) throw std::runtime_error("a sibling's position is in no text");
-    const std::vector<uint8_t*> table(size_t(position / kSpan) + 1, block(number));   // of which this one is read
-    layers_.adopt(position, table.data());
-  }
   for (int number : pass.wiped) std::fill_n(block(number), layers_.end(), uint8_t(0));
   for (const auto& [from, to] : pass.copies) std::copy_n(block(from), layers_.end(), block(to));
   for (int number : pass.closed) answers_.erase(number);
@@ -80,7 +75,6 @@ bool PassStage::run(Pass* pass, const Cancelled& cancelled, const Reserve& reser
   if (pass->rows() == 0) return true;
   std::vector<std::vector<uint8_t*>> tables;
   std::vector<Segment> segments;
-  std::vector<Sibling> siblings;
   for (const PassPart& part : pass->parts) {
     if (part.rows == 0) continue;
     Answer& owner = answer(part);
@@ -88,9 +82,8 @@ bool PassStage::run(Pass* pass, const Cancelled& cancelled, const Reserve& reser
     std::vector<uint8_t*>& table = tables.emplace_back();
     for (int number : part.blocks) table.push_back(block(number));
     segments.push_back({part.rows, part.start, table.data(), int(table.size())});
-    for (int position : part.siblings) siblings.push_back({position, 0});
   }
-  if (!layers_.run(*team_, segments, siblings, reserve(longest_), pass->hidden.data(), cancelled)) return false;
+  if (!layers_.run(*team_, segments, reserve(longest_), pass->hidden.data(), cancelled)) return false;
   add_taps(pass);
   if (head_ != nullptr) choose(*pass, verdict), verdict->tapped = std::move(pass->tapped);
   return true;
@@ -109,7 +102,7 @@ double PassStage::time(int rows, int context, const Reserve& reserve) {
   std::vector<Head::Row> choosing;
   for (int row = 0; row < rows; ++row) choosing.push_back({x.data() + size_t(row) * hidden, &sampler, context + row + 1});
   const auto begin = std::chrono::steady_clock::now();
-  layers_.run(*team_, {timed_->segment(context, rows)}, {}, rope, x.data());
+  layers_.run(*team_, {timed_->segment(context, rows)}, rope, x.data());
   if (head_ != nullptr) head_->choose(*team_, choosing, false);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
@@ -139,7 +132,6 @@ void PassStage::choose(const Pass& pass, PassVerdict* verdict) {
     for (int r = part.rows - part.chooses; r < part.rows; ++r)
       rows.push_back({x + size_t(r) * hidden, sampler, part.start + r + 1});
     x += size_t(part.rows) * hidden;
-    for (int position : part.siblings) rows.push_back({x, sampler, position + 1}), x += hidden;
   }
   if (rows.empty()) return;
   verdict->chosen = head_->choose(*team_, rows, false);
@@ -150,7 +142,7 @@ void PassStage::choose(const Pass& pass, PassVerdict* verdict) {
     const PassPart& part = pass.parts[p];
     if (part.rows == 0) continue;
     const Answer& owner = answer(part);
-    const size_t count = size_t(part.chooses) + part.siblings.size();
+    const size_t count = size_t(part.chooses);
     const auto begin = verdict->chosen.begin() + ptrdiff_t(first), end = begin + ptrdiff_t(count);
     if (std::find(begin, end, Sampler::kNone) != end) {
       PassVerdict::Failure failure{int32_t(p), false, kNoNumber};

@@ -29,22 +29,22 @@ void PassStation::post(const int32_t* message, size_t words) {
 
 void PassStation::post(Pass pass) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (int answer : pass.closed) raise_locked(answer, kOver, -1);
-  for (const PassPart& part : pass.parts) raise_locked(part.answer, part.epoch, part.spared);
+  for (int answer : pass.closed) raise_locked(answer, kOver);
+  for (const PassPart& part : pass.parts) raise_locked(part.answer, part.epoch);
   end_void_locked();
   inbox_.push_back(std::move(pass));
   changed_.notify_one();
 }
 
-void PassStation::raise(int answer, int epoch, int spared) {
+void PassStation::raise(int answer, int epoch) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  raise_locked(answer, epoch, spared);
+  raise_locked(answer, epoch);
   end_void_locked();
 }
 
-void PassStation::raise_locked(int answer, int epoch, int spared) {
-  Newest& newest = newest_[answer];
-  if (epoch > newest.epoch) newest = {epoch, spared};
+void PassStation::raise_locked(int answer, int epoch) {
+  int& newest = newest_[answer];
+  newest = std::max(newest, epoch);
 }
 
 void PassStation::end_void_locked() {
@@ -58,8 +58,7 @@ PassStation::Clock::time_point PassStation::due(const Pass& pass) const {
 
 bool PassStation::is_void_locked(const PassPart& part) const {
   const auto newest = newest_.find(part.answer);
-  if (part.rows == 0 || newest == newest_.end() || part.epoch >= newest->second.epoch) return false;
-  return part.epoch + 1 < newest->second.epoch || part.start != newest->second.spared;
+  return part.rows > 0 && newest != newest_.end() && part.epoch < newest->second;
 }
 
 void PassStation::close() {
@@ -79,18 +78,18 @@ bool PassStation::take_locked(Pass* pass) {
   for (int answer : pass->closed) newest_.erase(answer);
   at_hand_.clear();
   for (const PassPart& part : pass->parts)
-    if (part.rows > 0) at_hand_.push_back({part.answer, part.epoch, part.start, 1, 0, 0, {}, {}, -1, {}});
+    if (part.rows > 0) at_hand_.push_back({part.answer, part.epoch, part.start, 1, 0, 0, {}, {}});
   void_.store(false);
   return true;
 }
 
 bool PassStation::joins_locked(const Pass& pass, const Pass& next) const {
-  const bool changes = !next.wiped.empty() || !next.copies.empty() || !next.adopted.empty() || !next.opened.empty() || !next.closed.empty();
+  const bool changes = !next.wiped.empty() || !next.copies.empty() || !next.opened.empty() || !next.closed.empty();
   if (pass.limit == 0 || next.limit == 0 || changes || pass.parts.size() != 1 || next.parts.size() != 1) return false;
   const PassPart &a = pass.parts.front(), &b = next.parts.front();
   return a.answer == b.answer && a.epoch == b.epoch && !is_void_locked(b) && a.rows > 0 && b.rows > 0 && b.known == b.start &&
          b.start == a.start + a.rows && a.rows + b.rows <= pass.limit &&
-         a.all_rows() + b.all_rows() <= kMaxRows;
+         a.rows + b.rows <= kMaxRows;
 }
 
 size_t PassStation::work(int32_t* out, int milliseconds) {

@@ -40,7 +40,7 @@ class PassStation {
   void post(const int32_t* message, size_t words);
   void post(Pass pass);
   // What the next message would say of this answer, before there is one: which rows are void, see PassPart.
-  void raise(int answer, int epoch, int spared);
+  void raise(int answer, int epoch);
   // From the thread that computes: waits for a pass, at most so long, and works on it. Words of the message for the next
   // stage, or for rank 0, in out[most_pass_words]; 0: none came. Throws what `run` does.
   size_t work(int32_t* out, int milliseconds);
@@ -54,7 +54,7 @@ class PassStation {
 
  private:
   bool take_locked(Pass* pass);
-  void raise_locked(int answer, int epoch, int spared);
+  void raise_locked(int answer, int epoch);
   void end_void_locked();
   bool joins_locked(const Pass& pass, const Pass& next) const;
   bool is_void_locked(const PassPart& part) const;
@@ -68,10 +68,7 @@ class PassStation {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Pass> inbox_;
-  struct Newest {
-    int epoch = 0, spared = -1;          // see PassPart
-  };
-  std::map<int, Newest> newest_;         // of answers, as the last message said
+  std::map<int, int> newest_;            // epochs of answers, as the last message said
   std::vector<PassPart> at_hand_;        // of the pass that is worked on: answers, epochs and first rows alone
   std::atomic<bool> void_{false};        // all of these are void
   std::atomic<bool> closed_{false};

@@ -73,8 +73,8 @@ void StageThreads::judge_by(const std::function<Team::Pass(int)>& told) {
 
 void StageThreads::take(Pass pass) { stages_.front()->station.post(std::move(pass)); }
 
-void StageThreads::raise(int answer, int epoch, int spared) {
-  for (auto& stage : stages_) stage->station.raise(answer, epoch, spared);
+void StageThreads::raise(int answer, int epoch) {
+  for (auto& stage : stages_) stage->station.raise(answer, epoch);
 }
 
 void StageThreads::told(const PassVerdict& verdict, int rows, bool gone) {

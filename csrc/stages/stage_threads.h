@@ -28,7 +28,7 @@ class StageThreads {
   Team& draft_team() { return draft_team_; }   // of the thread that drafts meanwhile
   void judge_by(const std::function<Team::Pass(int active)>& told);   // the stages' teams, for tests, see Team
   void take(Pass pass);                        // that is to leave
-  void raise(int answer, int epoch, int spared);   // to all of them, see PassStation
+  void raise(int answer, int epoch);   // to all of them, see PassStation
   // While nothing is under way: what stages do goes into this timeline, or null.
   void record(std::shared_ptr<Trace> trace) { trace_ = std::move(trace); }
   void told(const PassVerdict& verdict, int rows, bool gone);   // the last stage's work: was it for nothing?

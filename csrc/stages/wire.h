@@ -16,7 +16,7 @@
 
 namespace ppsd {
 
-constexpr int kWireVersion = 11;
+constexpr int kWireVersion = 12;
 constexpr int32_t kWireMagic = 0x50535000 + kWireVersion;
 constexpr int kWireIds = 16;                                    // where the tables begin
 constexpr int kMostLogprobs = 20;                               // the most probable ids that are reported for a token

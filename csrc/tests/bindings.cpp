@@ -23,12 +23,12 @@ using namespace ppsd::bindings;
 namespace {
 
 // A known answer in simulated time: [(seconds, event)]. text: the prompt and the answer. draw(position, place, right) -> (token,
-// confidence, second choice, its confidence).
+// confidence).
 py::list replay(const Schedule& schedule, std::vector<int> text, int prompt, py::function draw, const Limits& limits,
                 const StageCosts& costs, const std::optional<OwnedNgrams>& ngrams, uint64_t seed) {
   const auto drawn = [draw = std::move(draw)](int position, int place, bool right) {
-    const auto [token, confidence, sibling, chance] = draw(position, place, right).cast<std::tuple<int, double, int, double>>();
-    return Draft{token, confidence, 0, sibling, chance};
+    const auto [token, confidence] = draw(position, place, right).cast<std::pair<int, double>>();
+    return Draft{token, confidence};
   };
   return in_simulated_time(schedule, {std::move(text), prompt, drawn, limits}, seed, costs, ngrams.value_or(OwnedNgrams()), nullptr).first;
 }
@@ -137,8 +137,7 @@ py::object schedule_of(const Schedule& s) {
                         "copy_thresholds"_a = py::tuple(py::cast(s.stop_rule.copy_thresholds)));
   return py::module_::import("ppsd_rt.pipeline.schedule")
       .attr("Schedule")("first_chunk"_a = s.first_chunk, "max_chunk"_a = s.max_chunk, "lookahead"_a = s.lookahead,
-                        "overlap"_a = s.overlap, "stop_rule"_a = rule, "lookup"_a = s.lookup, "siblings"_a = s.siblings,
-                        "recycle"_a = s.recycle);
+                        "overlap"_a = s.overlap, "stop_rule"_a = rule, "lookup"_a = s.lookup, "recycle"_a = s.recycle);
 }
 
 void bind(py::module_& m) {
@@ -156,7 +155,7 @@ void bind(py::module_& m) {
   }, py::arg("loop"), py::arg("seconds"), py::arg("lost"), py::arg("room"));
   m.def("replay", &replay, py::arg("schedule"), py::arg("text"), py::arg("prompt"), py::arg("draw"), py::arg("limits"),
         py::arg("costs"), py::arg("ngrams") = py::none(), py::arg("seed") = 0);
-  m.def("random_text", [](uint64_t seed, int tokens) { return random_answer(tokens, {0.0}, 0.0, seed).text; });
+  m.def("random_text", [](uint64_t seed, int tokens) { return random_answer(tokens, {0.0}, seed).text; });
 
   m.def("calibrate", [](const py::object& bench, int threads, bool overlap, double step_share) {
     const py::gil_scoped_release release;

@@ -69,7 +69,6 @@ inline Schedule random_schedule(Random& random) {
   if (chance(random, 60)) schedule.lookup = between(random, 1, 8);
   schedule.recycle = chance(random, 30);
   if (schedule.copies() && chance(random, 20)) schedule.lookahead = schedule.first_chunk = 0;   // copies alone
-  if (schedule.lookahead > 0 && chance(random, 60)) schedule.siblings = spread(random, 1e-9, 0.999);
   return schedule;
 }
 

@@ -79,21 +79,9 @@ struct Captured {
     graphs.draft = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(true); }, -1);
     if (std::count(devices.begin(), devices.end(), ToyDevice::kHome) == int(devices.size())) {
       graphs.rounds.resize(kWhole + 1);
-      for (int drafts : {0, kWhole}) graphs.rounds[size_t(drafts)] = graph(round<false>, drafts);
+      for (int drafts : {0, kWhole}) graphs.rounds[size_t(drafts)] = graph(round, drafts);
     }
     if (with_row) graphs.row = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(false); }, -1);
-    if (with_row && !graphs.rounds.empty()) {
-      StepGraphs& beside = graphs.siblings;
-      beside.draft = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(true, true); }, -1);
-      beside.row = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(false, true); }, -1);
-      beside.rounds.resize(kWhole + 1);
-      beside.rounds[kWhole] = graph(round<true>, kWhole);
-      for (int number = 0; number < int(devices.size()); ++number)
-        beside.verify.push_back(graph([](void* data) {
-          auto* stage = static_cast<Stage*>(data);
-          return stage->device->verify(stage->number, true);
-        }, number));
-    }
     const int count = int(devices.size());
     graphs.take_apart = device.apart(0), graphs.verdict_apart = device.apart(count);
     std::vector<int> on_legs;
@@ -130,15 +118,13 @@ struct Captured {
     lanes = std::make_shared<Lanes>(ToyDevice::kHome, on_legs);
   }
 
-  template <bool kSiblings>
   static int round(void* data) {
     auto* stage = static_cast<Stage*>(data);
-    for (int draft = 0; draft < stage->number; ++draft) stage->device->draft_step(true, kSiblings);
-    stage->device->draft_step(false, kSiblings);
-    for (int number = 0; number < stage->device->stages(); ++number) stage->device->verify(number, kSiblings);
+    for (int draft = 0; draft < stage->number; ++draft) stage->device->draft_step(true);
+    stage->device->draft_step(false);
+    for (int number = 0; number < stage->device->stages(); ++number) stage->device->verify(number);
     return stage->failing();
   }
-  bool takes_siblings() const { return graphs.siblings.draft != nullptr; }
 
   // As the backend does: the prompt, then one plain step for the first token.
   int begin(const std::vector<int>& prompt, const Limits& limits, const Schedule& schedule, bool planned) {
@@ -212,7 +198,6 @@ int64_t answers_of_a_model(uint64_t seed) {
     request.limits = limits_of(random, prompt, captured.model.vocabulary, &plain, captured.model);
     request.schedule = random_schedule(random);
     if (chance(random, 40)) request.schedule.stop_rule.kind = StopRule::Kind::kSurvival;
-    if (!captured.takes_siblings()) request.schedule.siblings = 0.0;
     request.schedule.recycle = request.schedule.max_chunk > 0 && chance(random, 30);
     if (chance(random, 25))
       request.policy = toy_policy(0.6, between(random, 0, 2), chance(random, 50));
@@ -368,10 +353,8 @@ void launches_of_a_token() {
   const std::string where = "launches of a token";
   Schedule plain, fixed;
   fixed.first_chunk = fixed.max_chunk = fixed.lookahead = Captured::kWhole;
-  Schedule beside = fixed;
-  beside.siblings = 0.01;
   struct Counts {
-    int whole = 0, launches = 0, others = 0, beside = 0;   // beside: of rounds with siblings
+    int whole = 0, launches = 0, others = 0;
   };
   const auto count = [&](const Schedule& schedule, bool whole_rounds) {
     Captured captured(5, 1000, {0, 0}, 0.9, true);
@@ -383,7 +366,6 @@ void launches_of_a_token() {
       const bool launch = std::string(call.function) == "cuGraphLaunch";
       counts.launches += launch, counts.others += !launch;
       counts.whole += launch && std::find(rounds.begin(), rounds.end(), call.object) != rounds.end();
-      counts.beside += launch && call.object == captured.graphs.siblings.rounds[Captured::kWhole];
     }
     check(text == captured.model.plain({1, 2, 3}, 60), "a token differs from plain decoding", where);
     check(counts.others == 0, "one stream needs no events", where);
@@ -394,13 +376,9 @@ void launches_of_a_token() {
   check(apart.whole == 0 && apart.launches == 59 * 3, "its row, and two stages", where);
   const Counts rounds = count(fixed, true), steps = count(fixed, false);
   check(rounds.whole > 10 && steps.whole == 0 && steps.launches > 6 * rounds.whole, "a round is not one launch", where);
-  const Counts siblings = count(beside, true);
-  check(siblings.beside > 5, "a round with siblings is not one launch", where);
-  check(rounds.beside == 0 && one.beside == 0, "siblings were taken unasked", where);
   // The last ones are shorter, and not captured: at most three are in flight.
   const int apart_at_most = 3 * (Captured::kWhole - 1 + 3);
   check(rounds.launches - rounds.whole <= apart_at_most, "more than the last rounds are apart", where);
-  check(siblings.launches - siblings.beside - siblings.whole <= apart_at_most, "the same, with siblings", where);
 }
 
 // -- copies ------------------------------------------------------------------------------------------------------------
@@ -502,36 +480,6 @@ void copies_are_accepted() {
   run("overlapped", overlapped, {0}, false);
   run("overlapped, two stages", overlapped, {0, 0}, false);
   run("planned", {}, {0}, true);
-}
-
-// -- siblings ----------------------------------------------------------------------------------------------------------
-
-// A rejected draft's sibling that was right: two tokens more than the accepted ones, in rounds of every kind.
-void rescues() {
-  Schedule fixed, surviving, short_chunk, copies;
-  fixed.first_chunk = fixed.max_chunk = fixed.lookahead = Captured::kWhole, fixed.siblings = 1e-4;
-  surviving = copies = short_chunk = fixed;
-  surviving.stop_rule.kind = StopRule::Kind::kSurvival, surviving.stop_rule.threshold = 0.05;
-  short_chunk.first_chunk = 0, short_chunk.max_chunk = 2, short_chunk.lookahead = 9;
-  copies.lookup = 2;
-  const auto run = [&](const char* name, const Schedule& schedule, std::vector<int> devices) {
-    const std::string where = std::string("siblings: ") + name;
-    Captured captured(9, 1000, std::move(devices), 0.7, true, schedule.lookup > 0);
-    int siblings = 0, rescued = 0;
-    plain_answer(captured, schedule, nullptr, where, [&](const Round& round) {
-      siblings += round.siblings, rescued += round.rescued;
-      check(round.rows <= kMaxRows || round.prompt, "more rows than a pass takes", where);
-      if (!round.rescued) return;
-      check(int(round.committed.size()) == round.accepted + 2, "the token after the sibling is missing", where);
-      check(round.judged.back().sibling == round.committed[size_t(round.accepted)], "another token than the sibling", where);
-    });
-    check(rescued >= (schedule.lookup > 0 ? 1 : 10) && siblings > rescued, "too few rescues", where);   // copies leave few
-  };
-  run("fixed", fixed, {0});
-  run("fixed, two stages", fixed, {0, 0});
-  run("surviving", surviving, {0});
-  run("short chunks", short_chunk, {0});
-  run("beside copies", copies, {0});
 }
 
 // -- failures ----------------------------------------------------------------------------------------------------------
@@ -662,7 +610,6 @@ int run(double seconds, uint64_t seed) {
   launches_of_a_token();
   copies_are_offered_before_their_round();
   copies_are_accepted();
-  rescues();
   the_callers_gpu_stays();
   failures();
   int64_t rounds = 0, models = 0;

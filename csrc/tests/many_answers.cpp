@@ -50,7 +50,6 @@ Request random_request(Random& random, const std::vector<int>& head, int vocabul
 int64_t consume(Loop* loop, Request request, int grammar, const std::vector<int>& plain, uint64_t seed, const std::string& where) {
   Random random(seed);
   request.schedule = random_schedule(random);
-  if (request.sampling.looks_back()) request.schedule.siblings = 0.0;   // as an engine asks
   request.report_drafts = chance(random, 30);
   const bool automatic = chance(random, 40);
   std::vector<int> known = request.prompt;

@@ -28,7 +28,7 @@ class ToyDevice {
       : model_(model), acceptance_(acceptance), seed_(seed), on_(std::move(on)), text_(size_t(capacity)),
         early_rows_(size_t(capacity)), confidences_(size_t(capacity)), verdicts_(kSlots * cuda::record::kWords),
         drafts_(kSlots * cuda::record::kDraftWords), offer_(cuda::offer::kWords), copied_(size_t(capacity)),
-        epochs_(kDevices), seconds_(size_t(capacity)) {
+        epochs_(kDevices) {
     for (size_t stage = 0; stage < on_.size(); ++stage) {
       stages_.push_back(std::make_unique<Stage>());
       stages_.back()->rows = std::vector<std::atomic<uint64_t>>(size_t(capacity));
@@ -75,10 +75,8 @@ class ToyDevice {
     offer_.assign(offer_.size(), 0);
   }
 
-  // siblings: a draft gets a second choice; a row takes those of the drafts that stand. (In turns, on one device.)
-  int draft_step(bool with_head, bool siblings = false) {
+  int draft_step(bool with_head) {
     Words at;
-    int beside = 0;
     {
       const Lock lock(mutex_);
       take_offer();
@@ -86,7 +84,6 @@ class ToyDevice {
       early_.epoch = state_.epoch;
       at = early_;
       at.rows = std::max(0, std::min(std::min(state_.drafted, limit_) - at.start, kMaxRows));
-      if (siblings && !with_head) beside = take_siblings(at);
     }
     delay();
     for (int p = at.start; p < at.start + at.rows; ++p) {
@@ -95,11 +92,6 @@ class ToyDevice {
       (*rows_.written[0])[size_t(p)] = token;
     }
     const int end = at.start + at.rows;
-    for (int number = 0; number < beside; ++number) {
-      const int place = end + number, token = text_[size_t(place)];
-      early_rows_[size_t(place)] = model_.after(early_rows_[size_t(siblings_[size_t(number)] - 1)], token);
-      (*rows_.written[0])[size_t(place)] = token;
-    }
     delay();
     const int truth = model_.next(end > 0 ? early_rows_[size_t(end - 1)].load() : 0);
     const int token = coin(seed_, end) < acceptance_ ? truth : (truth + 1) % model_.vocabulary;
@@ -115,9 +107,6 @@ class ToyDevice {
         text_[size_t(end)] = token;
         confidences_[size_t(end)] = float(acceptance_);
         copied_[size_t(end)] = 0;
-        // A wrong draft's second choice is right half of the times.
-        const bool second = token != truth && coin(seed_ + 1, end) < 0.5;
-        seconds_[size_t(end)] = siblings ? (second ? truth : (truth + 2) % model_.vocabulary) : -1;
         ++state_.drafted;
       }
       if (with_head) sequence = ++state_.drawn;
@@ -137,24 +126,21 @@ class ToyDevice {
     return 0;
   }
 
-  int verify(int number, bool siblings = false) {
-    const int beside = siblings ? int(siblings_.size()) : 0;
+  int verify(int number) {
     Stage& stage = *stages_[size_t(number)];
     const int last = int(stages_.size()) - 1;
     Words at;
     if (number == 0 && !apart(0)) {
       take_rows();
       at = taken_;
-      at.rows += beside;
     } else {
       at = fetch(number, nullptr);
     }
     delay();
     const Memory& input = *rows_.at(number);
-    const int end = at.start + at.rows - beside;
     for (int p = at.start; p < at.start + at.rows; ++p) {
-      const int token = input[size_t(p)], position = p < end ? p : siblings_[size_t(p - end)];
-      stage.rows[size_t(p)] = model_.after(position > 0 ? stage.rows[size_t(position - 1)].load() : model_.empty(), token);
+      const int token = input[size_t(p)];
+      stage.rows[size_t(p)] = model_.after(p > 0 ? stage.rows[size_t(p - 1)].load() : model_.empty(), token);
       if (number < last) (*rows_.written[size_t(number) + 1])[size_t(p)] = token;
     }
     delay();
@@ -165,7 +151,7 @@ class ToyDevice {
     int choices[kMaxRows] = {};
     for (int r = 0; r < at.rows; ++r) choices[r] = model_.next(stage.rows[size_t(at.start + r)]);
     if (apart(number + 1)) post(number + 1, at, choices);
-    else give_verdict(at, choices, beside);
+    else give_verdict(at, choices);
     return 0;
   }
 
@@ -173,7 +159,7 @@ class ToyDevice {
   int verdict() {
     int choices[kMaxRows];
     const Words at = fetch(int(on_.size()), choices);
-    give_verdict(at, choices, 0);
+    give_verdict(at, choices);
     return 0;
   }
 
@@ -226,20 +212,6 @@ class ToyDevice {
     }
   }
 
-  // As take_siblings does in triton_kernels/verdict.py, with a bar of nothing -> how many.
-  int take_siblings(const Words& at) {
-    siblings_.clear();
-    const int drafted = state_.drafted, known = state_.start;
-    if (at.start + at.rows != drafted || drafted - known > most_ + 1) return 0;
-    for (int p = known + 1; p < drafted; ++p) {
-      const int place = drafted + int(siblings_.size());
-      if (seconds_[size_t(p)] < 0 || copied_[size_t(p)] > 0 || place - known >= kMaxRows || place > limit_) continue;
-      text_[size_t(place)] = seconds_[size_t(p)].load();
-      siblings_.push_back(p);
-    }
-    return int(siblings_.size());
-  }
-
   void take_rows() {
     const Lock lock(mutex_);
     const int launched = taken_.start + taken_.rows;
@@ -264,10 +236,8 @@ class ToyDevice {
     return at;
   }
 
-  void give_verdict(Words at, const int* choices, int beside) {
+  void give_verdict(const Words& at, const int* choices) {
     int drafts[kMaxRows] = {}, ids[kMaxRows] = {};
-    bool rescued = false;
-    at.rows -= beside;
     int32_t sequence = 0;
     int accepted = 0, committed = 0, judged = 0, drafted = 0, copied = 0;
     {
@@ -287,14 +257,6 @@ class ToyDevice {
           ids[committed++] = text_[size_t(place)] = choices[r];
           if (place >= drafted) break;   // the bonus
         }
-        const auto right = std::find(siblings_.begin(), siblings_.begin() + beside, at.start + committed);
-        const int its = at.rows + int(right - siblings_.begin());   // its row
-        if (rejected && its < at.rows + beside && seconds_[size_t(*right)] == ids[committed - 1]) {
-          rescued = true;
-          early_rows_[size_t(*right)] = early_rows_[size_t(at.start + its)].load();
-          for (auto& stage : stages_) stage->rows[size_t(*right)] = stage->rows[size_t(at.start + its)].load();
-          text_[size_t(*right + 1)] = ids[committed++] = choices[its];
-        }
         const int end = at.start + committed;
         state_.start = end;
         state_.drafted = rejected ? end + 1 : std::max(drafted, end + 1);
@@ -303,14 +265,10 @@ class ToyDevice {
       }
     }
     int32_t* record = &verdicts_[size_t(sequence % kSlots) * cuda::record::kWords];
-    record[1] = at.epoch, record[2] = at.start + 1, record[3] = at.rows + beside, record[4] = accepted, record[5] = committed;
+    record[1] = at.epoch, record[2] = at.start + 1, record[3] = at.rows, record[4] = accepted, record[5] = committed;
     record[6] = judged, record[7] = drafted, record[cuda::record::kCopied] = copied;
-    record[cuda::record::kSiblings] = beside, record[cuda::record::kRescued] = rescued;
     for (int r = 0; r < kMaxRows; ++r) {
       record[cuda::record::kIds + r] = r < committed ? ids[r] : -1;
-      record[cuda::record::kSeconds + r] = -1;
-      for (int number = 0; number < beside; ++number)
-        if (siblings_[size_t(number)] == at.start + 1 + r) record[cuda::record::kSeconds + r] = seconds_[size_t(at.start + 1 + r)];
       record[cuda::record::kDrafts + r] = drafts[r];
       record[cuda::record::kConfidences + r] = r < judged ? bits(confidences_[size_t(at.start + 1 + r)]) : 0;
       record[cuda::record::kCopies + r] = r < judged ? copied_[size_t(at.start + 1 + r)].load() : 0;
@@ -352,8 +310,6 @@ class ToyDevice {
   std::vector<int32_t> verdicts_, drafts_, offer_;
   Memory copied_;
   Memory epochs_;                                 // at home, and copies of it
-  Memory seconds_;                                // of the draft tokens
-  std::vector<int> siblings_;                     // of the round: their positions
   int delay_us_ = 0;
   std::atomic<uint64_t> random_{1};
 };

@@ -26,7 +26,7 @@ from .spread import Bandwidth, Spread, take_turns
 COLUMNS = columns(
     schedule="schedule", oracle="oracle|2", dtype="dtype", kv_dtype="KV", threads="threads", workload="prompt",
     max_tokens="tokens", prompt_tokens_per_second="prompt tok/s|0", decode_tokens_per_second="decode tok/s|1",
-    ratio="x plain|2", least_prompt="least|2", acceptance="acceptance|3", copied="copied|2", rescued="rescued|2",
+    ratio="x plain|2", least_prompt="least|2", acceptance="acceptance|3", copied="copied|2",
     tokens_per_round="tok/round|2", bandwidth_share="of bandwidth|0%", ceiling_tokens_per_second="ceiling|0"
 )  # fmt: skip
 
@@ -259,7 +259,6 @@ def _measured(case: Case, plain: Case, numbers: Sequence[int]) -> dict[str, Any]
         "by_prompt": by_prompt,
         "acceptance": whole.acceptance,
         "copied": whole.copied_accepted / whole.tokens or None,
-        "rescued": whole.rescued / whole.rounds or None if whole.rounds else None,
         "tokens_per_round": (whole.tokens - prompts * len(samples)) / whole.rounds if whole.rounds else None,
     }
 
@@ -292,5 +291,5 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
     """A line of the summary: medians, without what can be read off the others."""
     labels = ("schedule", "oracle", "dtype", "kv_dtype", "threads", "workload", "family", "max_tokens")
     speeds = ("prompt_tokens_per_second", "decode_tokens_per_second", "ratio", "median_prompt", "least_prompt")
-    shares = ("bandwidth_share", "acceptance", "copied", "rescued", "tokens_per_round", "differing")
+    shares = ("bandwidth_share", "acceptance", "copied", "tokens_per_round", "differing")
     return medians(row, (*labels, *speeds, *shares))

@@ -117,24 +117,20 @@ def simulate(
     tokens: int = 1000,
     seed: int = 0,
     trace: bool = False,
-    second: float = 0.0,
 ) -> Simulation:
     """Decode `tokens` tokens.
 
     costs: what work takes.
     acceptance: P(a draft token is right | all before it are); a sequence gives it by the draft token's place: how many
-    others wait for their verdict in front of it. The sequence's last number goes for all further places. second:
-    P(its sibling is right | it is not), for schedules with siblings.
+    others wait for their verdict in front of it. The sequence's last number goes for all further places.
     """
     places = [acceptance] if isinstance(acceptance, (int, float)) else list(acceptance)
     if not places or not all(0 <= chance <= 1 for chance in places):
         raise UsageError(f"acceptance must be a number from 0 to 1, or several, not {acceptance}")
-    if not 0 <= second <= 1:
-        raise UsageError(f"second must be a number from 0 to 1, not {second}")
     if tokens < 1:
         raise UsageError(f"tokens must be at least 1, not {tokens}")
     events, text, spans = _native.simulate(
-        schedule=schedule, tokens=tokens, acceptance=places, second=second, seed=seed, costs=costs, trace=trace
+        schedule=schedule, tokens=tokens, acceptance=places, seed=seed, costs=costs, trace=trace
     )
     rounds = tuple(TimedRound(seconds, round) for seconds, round in events)
     statistics = _statistics(describe(schedule), rounds, len(costs.stages))

@@ -262,7 +262,7 @@ def short_statistics(completion: Completion) -> str:
 
 
 def statistics_line(completion: Completion, compared: str = "") -> str:
-    """tokens/s, acceptance, copies, siblings, tokens per pass; compared: with plain decoding."""
+    """tokens/s, acceptance, copies, tokens per pass; compared: with plain decoding."""
     s = completion.statistics
     rate = s.decode_tokens_per_second
     parts = [f"{counted(s.tokens, 'token')}, {REASONS[completion.finish_reason]}"]
@@ -272,8 +272,6 @@ def statistics_line(completion: Completion, compared: str = "") -> str:
         parts.append(f"acceptance {s.acceptance:.2f}")
     if s.copied_accepted:
         parts.append(f"{s.copied_accepted / s.tokens:.0%} copied")
-    if s.rescued:
-        parts.append(f"{s.rescued / s.tokens:.0%} by siblings")
     if (s.judged or s.copied_judged) and s.tokens_per_round is not None:
         parts.append(f"{s.tokens_per_round:.2f} tokens per pass")
     parts.append(f"{s.schedule}, {s.backend} {s.dtype}, {s.threads} thread{'s' * (s.threads != 1)}")

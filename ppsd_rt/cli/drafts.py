@@ -7,12 +7,11 @@ from rich.text import Text
 from ..engine import Engine
 from ..generation import Committed, Generation
 
-STYLES = {"accepted": "green", "copied": "yellow", "sibling": "blue", "corrected": "red", "bonus": "cyan", "plain": ""}
+STYLES = {"accepted": "green", "copied": "yellow", "corrected": "red", "bonus": "cyan", "plain": ""}
 DRAFT = "magenta italic"
 _WITHOUT_COLOUR = {
     "accepted": "underline",
     "copied": "italic underline",
-    "sibling": "bold underline",
     "corrected": "bold",
     "bonus": "bold italic",
     "plain": "",

@@ -217,7 +217,6 @@ class CudaBackend(LoopBackend):
             ):
                 return None
             with self._failing():
-                schedule = self._possible(schedule)
                 policy = self._steer(schedule, options.oracle, params)
                 self._answer = self._last = self._begin(prompt, params, schedule, policy, limits, options)
             return self._answer
@@ -335,9 +334,8 @@ class CudaBackend(LoopBackend):
         begun = perf_counter()
         stages = self._ready(limits.end)
         drafts = _drafts_of_a_round(schedule, self._serial)
-        bar = 0.0 if isinstance(schedule, Auto) else schedule.siblings
         if self._graphs is not None:
-            self._capture(drafts, bar > 0)
+            self._capture(drafts)
         keep = common_prefix(self._tokens, prompt[:-1])
         self._tokens = []
         most, lookahead = (
@@ -345,7 +343,7 @@ class CudaBackend(LoopBackend):
         )
         stages.begin(
             prompt, params, keep, end=limits.end, most=most, lookahead=lookahead, oracle=options.oracle,
-            copies=schedule.copies and not (policy and options.oracle), siblings=bar,
+            copies=schedule.copies and not (policy and options.oracle),
         )  # fmt: skip
         self._tokens = list(prompt)
         kept = min(keep, len(prompt) - 1)
@@ -387,13 +385,6 @@ class CudaBackend(LoopBackend):
             **arguments,
         )
         return _Answer(session, session)
-
-    def _possible(self, schedule: Schedule | Auto) -> Schedule | Auto:
-        """Without siblings where there cannot be any: their rows stay on one device, and are adopted before anything
-        else runs."""
-        if isinstance(schedule, Schedule) and (len(self._devices()) > 1 or schedule.overlap):
-            return replace(schedule, siblings=0.0)
-        return schedule
 
     def _steer(
         self, schedule: Schedule | Auto, oracle: Oracle | None, params: SamplingParams
@@ -437,16 +428,14 @@ class CudaBackend(LoopBackend):
         assert self._stages is not None
         return self._stages
 
-    def _capture(self, drafts: int | None, siblings: bool = False) -> None:
-        """The stages, with siblings too if there are any, and rounds of so many drafts."""
+    def _capture(self, drafts: int | None) -> None:
+        """The stages, and rounds of so many drafts."""
         assert self._stages is not None
         try:
             if self._graphs is None:
                 self._graphs = StageGraphs(self._stages, Recorder())
-            if siblings:
-                self._graphs.prepare_siblings()
             if drafts is not None:
-                self._graphs.prepare_round(drafts, siblings)
+                self._graphs.prepare_round(drafts)
         except CaptureFailed as error:
             self._graphs, self._eager = None, True
             if not self._told:
@@ -550,7 +539,7 @@ def _drafts_of_a_round(schedule: Schedule | Auto, in_turns: bool) -> int | None:
     """If all rounds but the last ones have as many: as csrc/cuda/plan.cpp counts them."""
     if isinstance(schedule, Auto) or not isinstance(schedule.stop_rule, FixedLength):
         return None
-    waits = schedule.first_chunk > 0 or schedule.siblings > 0 or (in_turns and schedule.overlap)
+    waits = schedule.first_chunk > 0 or (in_turns and schedule.overlap)
     return (
         min(max(1, schedule.first_chunk), schedule.lookahead) if waits and (in_turns or not schedule.overlap) else None
     )

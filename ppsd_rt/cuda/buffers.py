@@ -17,10 +17,8 @@ from ..triton_kernels.state import (
     DRAFT_WORDS,
     MAIL_SLOTS,
     MAX_ROWS,
-    MOST_SIBLINGS,
     OFFER_WORDS,
     RING_WORDS,
-    SIBLING_WORDS,
     WORDS,
 )
 from ..triton_kernels.texts import Texts
@@ -58,7 +56,6 @@ class Work:
         self.scratch = Scratch(lm_head, tiles) if lm_head is not None else None
         self.choices = torch.zeros(rows, dtype=torch.int32, device=device)
         self.chances = torch.zeros(rows, device=device)
-        self.seconds = _words(device, MAX_ROWS), torch.zeros(MAX_ROWS, device=device)
 
     def of(self, texts: Texts) -> "Work":
         """The same memory, for rows of these texts."""
@@ -132,9 +129,7 @@ class Buffers(Site):
     early and head: the words of a draft step's layers and of its exit head. confidences [capacity] and copied
     [capacity] int32 (of draft tokens, by position), truth [capacity] int32 (the oracle's). choices [16] int32: of a
     pass whose verdict is apart. In the host's memory, int32: ring [SLOTS, RING_WORDS] and drafts [SLOTS, DRAFT_WORDS],
-    record n in slot n % SLOTS; offer [OFFER_WORDS], what the host offers to draft. seconds: int32 and
-    float32 [capacity], the draft tokens' second choices and their confidences. siblings [SIBLING_WORDS] int32: those of
-    the round. caches int64: the addresses of the model's keys and values.
+    record n in slot n % SLOTS; offer [OFFER_WORDS], what the host offers to draft.
     """
 
     def __init__(
@@ -153,11 +148,6 @@ class Buffers(Site):
         self.choices = _words(device, MAX_ROWS)
         self.ring, self.drafts = host_words(SLOTS, RING_WORDS, device), host_words(SLOTS, DRAFT_WORDS, device)
         self.offer = host_words(1, OFFER_WORDS, device)[0]
-        self.seconds = _words(device, self.capacity), torch.zeros(self.capacity, device=device)
-        self.siblings = _words(device, SIBLING_WORDS)
-        model = len(weights.layers)  # the exit head's own layers run an adopted row anew
-        addresses = [cache.data_ptr() for cache in (*self.keys[:model], *self.values[:model])]
-        self.caches = torch.tensor(addresses, dtype=torch.int64, device=device)
 
 
 def _words(device: torch.device, *shape: int) -> Tensor:
@@ -192,6 +182,6 @@ def bytes_of_site(weights: DeviceWeights, capacity: int, stages: int, layers: in
     cache = 2 * layers * config.num_key_value_heads * config.head_dim * weights.dtype.itemsize
     hidden = 4 * config.hidden_size * stages + 4 * config.head_dim
     kv_heads = config.num_key_value_heads
-    teams = kv_heads * chunks(config.num_attention_heads, kv_heads, MOST_SIBLINGS)
+    teams = kv_heads * chunks(config.num_attention_heads, kv_heads)
     partials = 4 * teams * SPANS * COLUMNS * (config.head_dim + 2) * (stages + 1)
-    return capacity * (cache + hidden + 24) + partials
+    return capacity * (cache + hidden + 16) + partials

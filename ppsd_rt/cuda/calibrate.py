@@ -123,21 +123,20 @@ def _slopes(stages: DeviceStages, play: Callable[[int], Round], repeats: int) ->
 
 
 def captured_round(graphs: StageGraphs, rows: int) -> Round:
-    steps = graphs.plain
-    launches = [(0, exec) for exec in (*[steps.draft] * (rows - 1), steps.row, *steps.verify)]
+    launches = [(0, exec) for exec in (*[graphs.draft] * (rows - 1), graphs.row, *graphs.verify)]
     took = [end - begin for begin, end in graphs.lanes.timeline(launches)]
     return Round(took[: rows - 1], took[rows - 1], took[rows:])
 
 
 def _whole_plain_step(graphs: StageGraphs) -> float:
     """In one launch."""
-    ((begin, end),) = graphs.lanes.timeline([(0, graphs.plain.rounds[0])])
+    ((begin, end),) = graphs.lanes.timeline([(0, graphs.rounds[0])])
     return end - begin
 
 
 def _apart_round(graphs: StageGraphs, rows: int) -> Round:
     """On several devices: a pass's legs are timed one by one, the copies between them are not."""
-    spans = graphs.lanes.timeline([*[(-1, graphs.plain.draft)] * (rows - 1), (-1, graphs.plain.row)])
+    spans = graphs.lanes.timeline([*[(-1, graphs.draft)] * (rows - 1), (-1, graphs.row)])
     took = [end - begin for begin, end in spans]
     return Round(took[:-1], took[-1], graphs.pass_apart(None))
 
@@ -171,7 +170,7 @@ def _slower(graphs: StageGraphs, turns: StageCosts, legs: list[int], alone: floa
     """How many times as long draft steps and these legs of a pass, which take `alone` seconds, take beside each other;
     None: they have not met."""
     beside = min(_PAIRED, int(2 * alone / turns.draft_step) + 2)
-    spans = graphs.lanes.timeline([*[(-1, graphs.plain.draft)] * beside, *((0, exec) for exec in legs)])
+    spans = graphs.lanes.timeline([*[(-1, graphs.draft)] * beside, *((0, exec) for exec in legs)])
     begin, end = spans[beside][0], spans[-1][1]
     together = [stop - start for start, stop in spans[:beside] if start < end and stop > begin]
     return (median(together) / turns.draft_step, (end - begin) / alone) if together else None
@@ -186,8 +185,8 @@ def _beside_a_stage(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None
     slower, alone = [], 0.0
     for repeat in range(4):
         alone = _apart_round(graphs, 4).legs[0]
-        graphs.lanes.timeline([(-1, graphs.plain.draft)] * 4)
-        found = _slower(graphs, turns, graphs.plain.verify[:1], alone)
+        graphs.lanes.timeline([(-1, graphs.draft)] * 4)
+        found = _slower(graphs, turns, graphs.verify[:1], alone)
         graphs.pass_apart(None, first=1)
         if repeat and found:
             slower.append(found)
@@ -202,8 +201,8 @@ def _side_by_side(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None:
     """How much longer draft steps and passes take beside each other; None where that does not gain every time."""
     slower = []
     for repeat in range(4):
-        graphs.lanes.timeline([(0, graphs.plain.draft)] * 4)  # rows for the pass
-        found = _slower(graphs, turns, graphs.plain.verify, turns.verify[3])
+        graphs.lanes.timeline([(0, graphs.draft)] * 4)  # rows for the pass
+        found = _slower(graphs, turns, graphs.verify, turns.verify[3])
         if repeat and found:
             slower.append(found)
     # In the time of a pass beside drafts, 1 / slower of a pass is done, and as much of drafts: 1 is what turns do.

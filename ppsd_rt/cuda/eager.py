@@ -31,8 +31,7 @@ class EagerCarrier:
         self._sequence, self._drawn = sequence, drawn
         self._unread: deque[int] = deque()  # draft launches whose records have not been read
         self._drafted: dict[int, tuple[int, int, float]] = {}  # launch -> position, token, confidence
-        # Of each pass under way: its next leg, its rows, and whether siblings may be among them.
-        self._begun: deque[tuple[int, Window, bool]] = deque()
+        self._begun: deque[tuple[int, Window]] = deque()  # of each pass under way: its next leg, and its rows
         self._committed = perf_counter()
 
     def events(self, prompt: Sequence[int], keep: int, first: int) -> Generator[Round | Drafted, None, None]:
@@ -45,14 +44,14 @@ class EagerCarrier:
                 self._wait()  # launches are queued, and they read it when their turn has come
                 self.stages.buffers.offer[:] = torch.tensor(offer, dtype=torch.int32)
             if step == "draft":
-                self.stages.draft_step(self.plan.siblings)
+                self.stages.draft_step()
                 self._unread.append(self.plan.drafts_launched - 1)
             elif step == "row":
-                self.stages.early_step(self.plan.siblings)
+                self.stages.early_step()
             elif step == "verify":
                 self._finish_passes()  # one at a time is between two stages
-                self.stages.verification(0, self.plan.window, self.plan.siblings)
-                self._begun.append((1, self.plan.window, self.plan.siblings))
+                self.stages.verification(0, self.plan.window)
+                self._begun.append((1, self.plan.window))
             else:
                 yield from self._answer()
 
@@ -81,9 +80,9 @@ class EagerCarrier:
 
     def _finish_passes(self) -> None:
         while self._begun:
-            next_leg, window, siblings = self._begun.popleft()
+            next_leg, window = self._begun.popleft()
             for leg in range(next_leg, len(self.stages.legs)):
-                self.stages.verification(leg, window, siblings)
+                self.stages.verification(leg, window)
 
     def _read_drafts(self) -> list[tuple[int, int]]:
         """Position and token of those that were drawn since the last time."""

@@ -2,9 +2,8 @@
 
 What is captured: a draft step, the early layers alone, and each leg of a pass, which on one device are its
 verification stages; once each, right after the stages have been made. On one device also a step of plain decoding as
-one graph, and, when a schedule first asks for them, a round with a fixed number of drafts, and the steps of rounds with
-siblings. Kernels are compiled before that, by one launch: no row is live, or the rows are those of an answer that has
-ended, whose prompt they leave alone.
+one graph, and, when a schedule first asks for it, a round with a fixed number of drafts. Kernels are compiled before
+that, by one launch: no row is live, or the rows are those of an answer that has ended, whose prompt they leave alone.
 
 What is patched: nothing. Which rows a launch takes and where they stand, seed, temperature, filters, the longest chunk
 and the end of the text are words in device memory; so a graph serves every answer, chunk and length.
@@ -24,7 +23,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from triton.errors import TritonError
@@ -92,15 +91,6 @@ class Recorder:
         self._kept.clear()
 
 
-class Steps(NamedTuple):
-    """Handles of the steps of rounds of one kind, as _native.Graphs takes them."""
-
-    draft: int  # without a head it is a row's
-    row: int
-    rounds: dict[int, int]  # whole rounds, by their number of drafts
-    verify: list[int]  # the legs of a pass
-
-
 class StageGraphs:
     """Handles of the graphs of one DeviceStages, and the streams that they are launched on."""
 
@@ -109,18 +99,18 @@ class StageGraphs:
         self._recorder, self._stages = recorder, stages
         with _capturing(recorder):
             self.lanes = _native.GraphLanes(stages.home.index or 0, [leg.device.index or 0 for leg in stages.legs])
-            self.plain = self._steps(siblings=False)
-        self.siblings: Steps | None = None  # of rounds with siblings, on one device
+            # A draft step (without a head it is a row's) and a row; the legs of a pass; whole rounds by their drafts.
+            self.draft, self.row, self.verify = self._capture()
+        self.rounds: dict[int, int] = {}
         self.prepare_round(0)
 
     def close(self) -> None:
         self._recorder.close()
 
-    def _steps(self, siblings: bool) -> Steps:
+    def _capture(self) -> tuple[int, int, list[int]]:
         stages, recorder = self._stages, self._recorder
-        steps = [stages.early_step, *([stages.draft_step] if stages.weights.head is not None else [])]
-        early = [partial(step, siblings) for step in steps]
-        legs = [(partial(stages.launch, number, siblings), leg.device) for number, leg in enumerate(stages.legs)]
+        early = [stages.early_step, *([stages.draft_step] if stages.weights.head is not None else [])]
+        legs = [(partial(stages.launch, number), leg.device) for number, leg in enumerate(stages.legs)]
         recorder.warm_up([*((step, stages.home) for step in early), *legs])
         handles = [recorder.record(step, _LOW, -1, stages.home) for step in early]
         verify = [recorder.record(step, _HIGH, number, device) for number, (step, device) in enumerate(legs)]
@@ -128,31 +118,24 @@ class StageGraphs:
             self.lanes.upload(exec, -1)
         for number, exec in enumerate(verify):
             self.lanes.upload(exec, number)
-        return Steps(handles[-1], handles[0], {}, verify)
+        return handles[-1], handles[0], verify
 
-    def prepare_siblings(self) -> None:
-        """Capture the steps of rounds with siblings, on one device. Raises CaptureFailed: then no graph is left."""
-        if self.siblings is None:
-            with _capturing(self._recorder):
-                self.siblings = self._steps(siblings=True)
-
-    def prepare_round(self, drafts: int, siblings: bool = False) -> None:
+    def prepare_round(self, drafts: int) -> None:
         """Capture rounds of so many drafts as one graph, on one device. Raises CaptureFailed: then no graph is left."""
-        rounds = self.siblings.rounds if siblings and self.siblings is not None else self.plain.rounds
-        if self.apart or drafts in rounds:
+        if self.apart or drafts in self.rounds:
             return
-        step = partial(self._stages.round, drafts, siblings)
+        step = partial(self._stages.round, drafts)
         with _capturing(self._recorder):
-            rounds[drafts] = self._recorder.record(step, _HIGH, 0, self._stages.home)
-            self.lanes.upload(rounds[drafts], 0)
+            self.rounds[drafts] = self._recorder.record(step, _HIGH, 0, self._stages.home)
+            self.lanes.upload(self.rounds[drafts], 0)
 
     def plain_step(self, window: Window) -> None:
         """A step of plain decoding, and its end."""
         if self.apart:
-            self.lanes.timeline([(-1, self.plain.row)])
+            self.lanes.timeline([(-1, self.row)])
             self.pass_apart(window)
         else:
-            self.lanes.timeline([(0, self.plain.rounds[0])])
+            self.lanes.timeline([(0, self.rounds[0])])
 
     @property
     def apart(self) -> bool:
@@ -167,10 +150,10 @@ class StageGraphs:
     def pass_apart(self, window: Window | None, first: int = 0) -> list[float]:
         """A pass from leg `first` on, leg by leg -> the seconds of each, without the copies."""
         seconds = []
-        for number in range(first, len(self.plain.verify)):
+        for number in range(first, len(self.verify)):
             self._stages.bring(number, window)
             synchronise(self._stages.devices)
-            ((begin, end),) = self.lanes.timeline([(number, self.plain.verify[number])])
+            ((begin, end),) = self.lanes.timeline([(number, self.verify[number])])
             seconds.append(end - begin)
         return seconds
 
@@ -178,8 +161,7 @@ class StageGraphs:
         """What _native.GraphSession takes. sequence, drawn: the numbers of the last records."""
         stages = self._stages
         return _native.Graphs(
-            plain=self.plain,
-            siblings=self.siblings,
+            steps=(self.draft, self.row, self.rounds, self.verify),
             copies=[[copy.native() for copy in stages.copies(number)] for number in range(len(stages.legs))],
             take_apart=stages.legs[0].name == "take",
             verdict_apart=stages.legs[-1].name == "verdict",

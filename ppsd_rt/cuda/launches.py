@@ -29,25 +29,21 @@ def decoder_layer(
     last: Tensor | None = None,
     *,
     rows: Tensor | None = None,
-    siblings: Tensor | None = None,
     pdl: bool,
 ) -> Tensor:
     """x -> out, and from there, after the MLP, to `last` where that is not the same. number: of its KV cache.
 
     rows: x as a layer of the same pass has left it, rounded, in work.rounded; None: x has come from elsewhere. The
-    layer leaves its own result there, too. siblings: of the pass, if there may be any (triton_kernels/siblings.py).
+    layer leaves its own result there, too.
     """
     rows, texts = x if rows is None else rows, work.texts
     keys, values, eps = site.keys[number], site.values[number], weights.config.rms_norm_eps
     qkv(
         rows, layer.norm, eps, layer.qkv, layer.qkv_bias, site.cosines, site.sines, work.queries, keys, values, words,
-        kv=layer.kv, norms=layer.norms, rotary=layer.attention.rotary, siblings=siblings, texts=texts, pdl=pdl,
+        kv=layer.kv, norms=layer.norms, rotary=layer.attention.rotary, texts=texts, pdl=pdl,
     )  # fmt: skip
     mixed, window = work.mixed.view_as(work.queries), layer.attention.window
-    attention(
-        work.queries, keys, values, work.partials, mixed, words,
-        window=window, siblings=siblings, texts=texts, pdl=pdl,
-    )  # fmt: skip
+    attention(work.queries, keys, values, work.partials, mixed, words, window=window, texts=texts, pdl=pdl)
     linear(
         work.mixed, layer.out, out, words,
         bias=layer.out_bias, residual=x, rounded=work.rounded, partial=work.sums, texts=texts, pdl=pdl,
@@ -63,21 +59,16 @@ def decoder_layer(
     return last
 
 
-def early_layers(
-    weights: DeviceWeights, words: Tensor, work: Work, site: Site, *, siblings: Tensor | None = None, pdl: bool
-) -> None:
+def early_layers(weights: DeviceWeights, words: Tensor, work: Work, site: Site, *, pdl: bool) -> None:
     """Tokens of the text through the layers before the exit, to the exit hidden states."""
     x = site.exit_hidden
     embedding(site.text, weights.embedding, x, work.rounded, words, pdl=pdl)
     for number, layer in enumerate(weights.layers[: weights.exit_layer]):
-        decoder_layer(weights, layer, number, x, x, words, work, site, rows=work.rounded, siblings=siblings, pdl=pdl)
+        decoder_layer(weights, layer, number, x, x, words, work, site, rows=work.rounded, pdl=pdl)
 
 
-def exit_head(
-    weights: DeviceWeights, words: Tensor, work: Work, site: Site, *, seconds: bool = False, pdl: bool
-) -> None:
-    """Exit hidden states -> work.choices and work.chances: draft tokens and their confidences; seconds: likewise the
-    second choices, to work.seconds."""
+def exit_head(weights: DeviceWeights, words: Tensor, work: Work, site: Site, *, pdl: bool) -> None:
+    """Exit hidden states -> work.choices and work.chances: draft tokens and their confidences."""
     head, x, eps = weights.head, site.exit_hidden, weights.config.rms_norm_eps
     assert head is not None, "drafting needs an exit head"
     assert work.scratch is not None
@@ -92,18 +83,16 @@ def exit_head(
     heads(
         x if rows is None else rows, head.norm, eps, head.lm_head, site.sampling, work.scratch, work.choices,
         work.chances, words, draft_ids=head.draft_ids, text=site.text, first_seen=site.first_seen,
-        seconds=work.seconds if seconds else None, pdl=pdl,
+        pdl=pdl,
     )  # fmt: skip
 
 
 def lm_head(
-    weights: DeviceWeights, words: Tensor, work: Work, site: Site, logits: Tensor | None = None, *,
-    siblings: Tensor | None = None, pdl: bool,
-) -> None:  # fmt: skip
+    weights: DeviceWeights, words: Tensor, work: Work, site: Site, logits: Tensor | None = None, *, pdl: bool
+) -> None:
     """After the pass's last layer -> work.choices: the model's own tokens. logits [16, vocabulary]: for them too."""
     assert work.scratch is not None
     heads(
         work.rounded, weights.norm, weights.config.rms_norm_eps, weights.lm_head, site.sampling, work.scratch,
-        work.choices, work.chances, words, text=site.text, first_seen=site.first_seen, logits=logits, siblings=siblings,
-        pdl=pdl,
+        work.choices, work.chances, words, text=site.text, first_seen=site.first_seen, logits=logits, pdl=pdl,
     )  # fmt: skip

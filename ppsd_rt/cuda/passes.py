@@ -61,8 +61,8 @@ class LmHead:
 class CudaPasses:
     """What csrc/bindings/passes.cpp asks: as TorchPasses (reference/passes.py), all layers being on one device.
 
-    pages: of the KV cache; there is one more, where siblings' keys and values lie. eagle: an EAGLE-3 head, where the
-    weights have no other. graphs: None launches the kernels one by one.
+    pages: of the KV cache. eagle: an EAGLE-3 head, where the weights have no other. graphs: None launches the
+    kernels one by one.
     """
 
     decoded_rows_differ = chooses = True
@@ -84,9 +84,9 @@ class CudaPasses:
         self._stacks = dict(
             zip(("early", "late", "own"), (every[low:high] for low, high in pairwise(bounds)), strict=True)
         )
-        shape = 2, len(every), config.num_key_value_heads, (pages + 1) * PAGE, config.head_dim
+        shape = 2, len(every), config.num_key_value_heads, pages * PAGE, config.head_dim
         # What has not been written is never read; and memory of a CPU that nobody touches is not taken.
-        self._cache, self._spare = torch.empty(shape, dtype=weights.dtype, device=self.device), pages * PAGE
+        self._cache = torch.empty(shape, dtype=weights.dtype, device=self.device)
         self.keys, self.values = (list(cache) for cache in self._cache)  # by layer
         self._prompt = PromptLayers(weights, self)
         self._work = Work(weights, [layer for _, layer in every], None, self.device, MOST_TILES)
@@ -131,28 +131,23 @@ class CudaPasses:
         if self._eagle is not None:
             self._eagle.own.change(wiped, copies)
 
-    def adopt(self, position: int, page: int, late: bool) -> None:
-        """Of the two rows at `position`, the sibling's now is the text's. late: in the late layers too."""
-        cache = self._cache[:, : len(self.weights.layers) if late else self.weights.exit_layer]
-        cache[:, :, :, page * PAGE + position % PAGE] = cache[:, :, :, self._spare + position % PAGE]
-
     def embed(self, ids: Sequence[int]) -> Floats:
         return _array(self.weights.embedding[torch.tensor(ids, device=self.device)].float())
 
-    def early(self, texts: Sequence[Where], x: Floats, siblings: Sequence[int], cancelled: Cancelled) -> Floats | None:
+    def early(self, texts: Sequence[Where], x: Floats, cancelled: Cancelled) -> Floats | None:
         """Layers [0, E). None: cancelled on the way."""
         try:
-            return _array(self._through("early", self._sent(x), texts, siblings, cancelled))
+            return _array(self._through("early", self._sent(x), texts, cancelled))
         except Void:
             return None
 
     def late(
-        self, texts: Sequence[Where], x: Floats, siblings: Sequence[int], cancelled: Cancelled
+        self, texts: Sequence[Where], x: Floats, cancelled: Cancelled
     ) -> tuple[Floats | None, Floats | None] | None:
         """Layers [E, L) -> the rows, where the exit head receives them, and what they are at the taps. None: cancelled
         on the way."""
         try:
-            self._last = self._through("late", self._sent(x), texts, siblings, cancelled)
+            self._last = self._through("late", self._sent(x), texts, cancelled)
         except Void:
             return None
         return _array(self._last) if self.hears else None, self._tapped if self.taps else None
@@ -176,7 +171,7 @@ class CudaPasses:
         x = self._sent(np.concatenate([exits for _, exits, *_ in draws]))
         self._hear(x, ends, [(distance, heard) for _, _, distance, heard, _ in draws])
         try:
-            x = self._through("own", x, [text for text, *_ in draws], (), cancelled)[ends]
+            x = self._through("own", x, [text for text, *_ in draws], cancelled)[ends]
         except Void:
             return None
         logits, normed = self._drafted(x)
@@ -205,20 +200,15 @@ class CudaPasses:
 
     def catch_up(self, text: Where, x: Floats) -> None:
         """Exit hidden states of a text's rows through the head's own layers."""
-        self._through("own", self._sent(x), [text], (), None)
+        self._through("own", self._sent(x), [text], None)
 
     # -- rows through layers -------------------------------------------------------------------------------------------
 
     def _sent(self, x: Floats) -> Tensor:
         return torch.from_numpy(x).to(self.device)
 
-    def _through(
-        self, name: str, x: Tensor, texts: Sequence[Where], siblings: Sequence[int], cancelled: Cancelled
-    ) -> Tensor:
-        """The rows x [rows and siblings, hidden] of these texts -> what they become. Raises Void between launches.
-
-        siblings: positions of an only text, whose rows do not see them.
-        """
+    def _through(self, name: str, x: Tensor, texts: Sequence[Where], cancelled: Cancelled) -> Tensor:
+        """The rows x [rows, hidden] of these texts -> what they become. Raises Void between launches."""
         if not self._stacks[name]:
             return x
         out, rows, first = x.clone(), list[Row](), 0
@@ -232,7 +222,6 @@ class CudaPasses:
             seats = enumerate(_seats(positions, pages), first + prompt)
             rows += [Row(row, at, seat, pages) for at, (row, seat) in zip(positions, seats, strict=True)]
             first += count
-        rows += [Row(row, at, self._spare + at % PAGE, texts[0][2]) for row, at in enumerate(siblings, first)]
         for some in _batches(rows):
             _go_on(cancelled)
             index = _places(some)

@@ -6,9 +6,6 @@
     plain_step    early_step, then verification: with nothing drafted, a step of plain decoding
     round         draft steps, then a plain_step
 
-Each of them also with siblings (triton_kernels/siblings.py): draft steps tell second choices, the early_step after them
-and the pass take rows for these. All launches of a round are of one kind, and such rounds are on one device.
-
 They allocate nothing, read nothing on the host and take no argument that changes: captured once, they can be launched
 for ever. Which rows a pass takes, where they stand, what is sampled and where it ends is in device memory
 (triton_kernels/state.py); the host sets it between answers (`begin`). draft_step (or early_step) may run on one stream
@@ -32,9 +29,7 @@ from ..errors import UsageError
 from ..planning.split import cut_layers
 from ..sampling.params import SamplingParams
 from ..triton_kernels.heads import sampling_words
-from ..triton_kernels.siblings import adopt
 from ..triton_kernels.state import (
-    BAR,
     COPIES,
     DRAFTED,
     DRAWN,
@@ -142,13 +137,12 @@ class DeviceStages:
         lookahead: int = 0,
         oracle: Oracle | None = None,
         copies: bool = False,
-        siblings: float = 0.0,
     ) -> None:
         """The prompt but for its last token through all layers; that one is the first row of the first pass.
 
         No pass may be under way. The first `keep` rows are taken from the answer before, as far as a prompt pass made
-        them. end: the committed text ends before this position. copies: draft steps take what `offer` holds. siblings:
-        the least chance of being needed and right for one. Records count on from answer to answer.
+        them. end: the committed text ends before this position. copies: draft steps take what `offer` holds. Records
+        count on from answer to answer.
         """
         rows = len(prompt) - 1
         end = self.capacity if end is None else end
@@ -174,7 +168,6 @@ class DeviceStages:
         b.head.copy_(words)
         changed = {START: rows, TOKEN: prompt[-1], DRAFTED: len(prompt), MOST: most, LOOKAHEAD: lookahead}
         changed |= {LIMIT: end - 1, COPIES: int(copies)}
-        changed[BAR] = bits_of(siblings)
         b.offer.zero_()
         if oracle is not None:
             changed |= self._ask(oracle)
@@ -188,24 +181,22 @@ class DeviceStages:
 
     # -- device side: what is captured ---------------------------------------------------------------------------------
 
-    def draft_step(self, siblings: bool = False) -> None:
+    def draft_step(self) -> None:
         b, work = self.buffers, self._draft
         with devices.on(self.home):
-            self._begin_draft(None)
-            exit_head(self.weights, b.head, work, b, seconds=siblings, pdl=self.pdl)
+            self._begin_draft()
+            exit_head(self.weights, b.head, work, b, pdl=self.pdl)
             drafted(
                 b.text, work.choices, work.chances, b.confidences, b.copied, b.truth, b.early, b.head, b.state,
-                b.drafts, vocabulary=self.weights.config.vocab_size,
-                its_seconds=work.seconds if siblings else None, seconds=b.seconds if siblings else None, pdl=self.pdl,
+                b.drafts, vocabulary=self.weights.config.vocab_size, pdl=self.pdl,
             )  # fmt: skip
 
-    def early_step(self, siblings: bool = False) -> None:
-        b, beside = self.buffers, self._siblings(siblings)
+    def early_step(self) -> None:
         with devices.on(self.home):
-            self._begin_draft(beside)
-            arrived(b.early, b.state, siblings=beside, pdl=self.pdl)
+            self._begin_draft()
+            arrived(self.buffers.early, self.buffers.state, pdl=self.pdl)
 
-    def verification(self, leg: int | None = None, window: Window | None = None, siblings: bool = False) -> None:
+    def verification(self, leg: int | None = None, window: Window | None = None) -> None:
         """All legs of a pass, one after the other, or one of them, with the copies in front of each.
 
         Stages on streams of their own: stage s + 1 begins a pass once s has ended it; s may be up to MAIL_SLOTS passes
@@ -213,25 +204,25 @@ class DeviceStages:
         """
         for each in range(len(self.legs)) if leg is None else (leg,):
             self.bring(each, window)
-            self.launch(each, siblings)
+            self.launch(each)
 
-    def plain_step(self, window: Window | None = None, siblings: bool = False) -> None:
-        self.early_step(siblings)
-        self.verification(window=window, siblings=siblings)
+    def plain_step(self, window: Window | None = None) -> None:
+        self.early_step()
+        self.verification(window=window)
 
-    def round(self, drafts: int, siblings: bool = False) -> None:
+    def round(self, drafts: int) -> None:
         for _ in range(drafts):
-            self.draft_step(siblings)
-        self.plain_step(siblings=siblings)
+            self.draft_step()
+        self.plain_step()
 
-    def launch(self, leg: int, siblings: bool = False) -> None:
+    def launch(self, leg: int) -> None:
         """Without the copies: what is captured."""
         its = self.legs[leg]
         with devices.on(its.device):
             if its.name == "take":
                 self._take()
             elif its.name == "verify":
-                self._verify(its.stage, self._siblings(siblings))
+                self._verify(its.stage)
             else:
                 self._verdict()
 
@@ -285,36 +276,30 @@ class DeviceStages:
             self._lm_head(self._sites[last].late[len(self.slices) - 1], logits)
         return logits[:rows]
 
-    def _siblings(self, wanted: bool) -> Tensor | None:
-        return self.buffers.siblings if wanted else None
-
-    def _begin_draft(self, siblings: Tensor | None) -> None:
+    def _begin_draft(self) -> None:
         b = self.buffers
-        begin_draft(
-            b.text, b.confidences, b.copied, b.offer, b.early, b.head, b.state,
-            siblings=siblings, seconds=None if siblings is None else b.seconds, pdl=self.pdl,
-        )  # fmt: skip
-        self._early_layers(siblings)
+        begin_draft(b.text, b.confidences, b.copied, b.offer, b.early, b.head, b.state, pdl=self.pdl)
+        self._early_layers()
 
     def _take(self) -> None:
         b = self.buffers
         begin_verification(b.early, b.late[0], b.state, pdl=self.pdl)
         post(b.late[0], b.mail[0], b.state, pdl=self.pdl)
 
-    def _verify(self, stage: int, siblings: Tensor | None) -> None:
+    def _verify(self, stage: int) -> None:
         b, work, site = self.buffers, self._late[stage], self._sites[self._devices[stage]]
         words, last = site.late[stage], stage == len(self.slices) - 1
         if stage == 0 and site is b:
-            begin_verification(b.early, words, b.state, siblings=siblings, pdl=self.pdl)
+            begin_verification(b.early, words, b.state, pdl=self.pdl)
         else:
             fetch(site.mail[stage], words, site.state, pdl=self.pdl)
-        self._late_layers(stage, words, siblings)
+        self._late_layers(stage, words)
         if not last:
             post(words, site.mail[stage + 1], site.state, pdl=self.pdl)
             return
-        self._lm_head(words, None, siblings)
+        self._lm_head(words, None)
         if site is b:
-            self._judge(work.choices, words, siblings)
+            self._judge(work.choices, words)
         else:
             post(words, site.mail[stage + 1], site.state, work.choices, pdl=self.pdl)
 
@@ -323,20 +308,14 @@ class DeviceStages:
         fetch(mail, words, b.state, b.choices, pdl=self.pdl)
         self._judge(b.choices, words)
 
-    def _judge(self, choices: Tensor, words: Tensor, siblings: Tensor | None = None) -> None:
+    def _judge(self, choices: Tensor, words: Tensor) -> None:
         b = self.buffers
-        verdict(
-            b.text, choices, b.confidences, b.copied, b.first_seen, words, b.state, b.ring,
-            head=None if siblings is None else b.head, siblings=siblings, pdl=self.pdl,
-        )  # fmt: skip
-        if siblings is not None:
-            adopt(b.caches, b.keys[0], b.exit_hidden, b.last_hidden, siblings, pdl=self.pdl)
+        verdict(b.text, choices, b.confidences, b.copied, b.first_seen, words, b.state, b.ring, pdl=self.pdl)
 
-    def _early_layers(self, siblings: Tensor | None = None) -> None:
-        b = self.buffers
-        early_layers(self.weights, b.early, self._draft, b, siblings=siblings, pdl=self.pdl)
+    def _early_layers(self) -> None:
+        early_layers(self.weights, self.buffers.early, self._draft, self.buffers, pdl=self.pdl)
 
-    def _late_layers(self, stage: int, words: Tensor, siblings: Tensor | None = None) -> None:
+    def _late_layers(self, stage: int, words: Tensor) -> None:
         """From where the rows before stand, each at its position, to work.x or the border to the next stage."""
         work, site, (low, high) = self._late[stage], self._sites[self._devices[stage]], self.slices[stage]
         x = self._border(site, stage)
@@ -344,10 +323,7 @@ class DeviceStages:
             last = self._leaves(stage) if number == high - 1 else None
             layer = self.weights.layers[number]
             rows = work.rounded if number > low else None
-            decoder_layer(
-                self.weights, layer, number, x, work.x, words, work, site, last,
-                rows=rows, siblings=siblings, pdl=self.pdl,
-            )  # fmt: skip
+            decoder_layer(self.weights, layer, number, x, work.x, words, work, site, last, rows=rows, pdl=self.pdl)
             x = work.x
 
     def _border(self, site: Site, stage: int) -> Tensor:
@@ -359,9 +335,9 @@ class DeviceStages:
         last = stage == len(self.slices) - 1
         return None if last and not self.weights.hears else self._border(self._sites[self._devices[stage]], stage + 1)
 
-    def _lm_head(self, words: Tensor, logits: Tensor | None, siblings: Tensor | None = None) -> None:
+    def _lm_head(self, words: Tensor, logits: Tensor | None) -> None:
         site = self._sites[self._devices[-1]]
-        lm_head(self.weights, words, self._late[-1], site, logits, siblings=siblings, pdl=self.pdl)
+        lm_head(self.weights, words, self._late[-1], site, logits, pdl=self.pdl)
 
     def _words(self, values: dict[int, int]) -> Tensor:
         words = torch.zeros(WORDS, dtype=torch.int32)

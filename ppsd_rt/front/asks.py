@@ -51,7 +51,6 @@ class Facts:
     dtype: str
     threads: int
     copies: bool
-    siblings: bool
     extras: list[str]
     head: HeadInfo | None
     facts: dict[str, object] = field(default_factory=dict)
@@ -62,7 +61,7 @@ def facts_of(engine: Engine) -> Facts:
     kind = [facts.get(name) for name in ("isa", "gpu", "torch", "cpu_capability")]
     device = backend.device.partition(":")[0]
     bits = (__version__, engine.checkpoint.hash, device, backend.dtype, kv_dtype_of(backend), *kind)
-    same = ("name", "concurrency", "longest", "device", "dtype", "threads", "copies", "siblings", "head")
+    same = ("name", "concurrency", "longest", "device", "dtype", "threads", "copies", "head")
     attributes: dict[str, Any] = {name: getattr(backend, name) for name in same}
     return Facts(bits=" ".join(map(str, bits)), extras=sorted(backend.extras), facts=facts, **attributes)
 

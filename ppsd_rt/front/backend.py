@@ -30,7 +30,7 @@ class FrontBackend:
     def __init__(self, facts: Facts, places: Places) -> None:
         self._facts, self._places = facts, places
         self.name, self.device, self.dtype, self.threads = facts.name, facts.device, facts.dtype, facts.threads
-        self.longest, self.copies, self.siblings = facts.longest, facts.copies, facts.siblings
+        self.longest, self.copies = facts.longest, facts.copies
         self.extras = frozenset(facts.extras)
 
     @property

@@ -27,13 +27,11 @@ class Draft:
     """confidence: the exit head's own probability of the token, or the chance of a copy.
 
     copied: 0: the exit head drew it; else it was copied, after a match of this kind (csrc/core/ngrams.h).
-    sibling: the exit head's second choice, verified beside it; -1: none.
     """
 
     token: int
     confidence: float
     copied: int = 0
-    sibling: int = -1
 
     @property
     def recycled(self) -> bool:
@@ -66,14 +64,11 @@ class Round:
     """One verification pass and what it committed.
 
     position:  of the first committed token.
-    rows:      rows in the pass, siblings included.
+    rows:      rows in the pass.
     committed: ids, in order; the first `accepted` of them were draft tokens.
     judged:    the draft tokens that were compared, up to the first disagreement.
     dropped:   how many draft tokens were thrown away unjudged, because they lay after the disagreement or the end.
     prompt:    the pass over the prompt; it commits the first token and judges nothing.
-    siblings:  of the rows.
-    rescued:   the rejected draft's sibling was right, so the token after it is committed as well, or, where the sibling
-               was under way in a later pass, by the next round.
     logprobs:  of the committed ids; empty: nobody asked for them.
     seconds:   of work from the beginning of the answer, where the backend works while its caller does something else;
                None: it works only while it is asked for the next event.
@@ -87,8 +82,6 @@ class Round:
     accepted: int = 0
     dropped: int = 0
     prompt: bool = False
-    siblings: int = 0
-    rescued: bool = False
     logprobs: tuple[Logprob, ...] = ()
     seconds: float | None = field(default=None, compare=False)
 

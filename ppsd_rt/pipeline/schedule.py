@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from ..arguments import real_number, whole_number
+from ..arguments import whole_number
 from ..errors import UsageError
 from ..printable import quoted
 from .stop_rules import FixedLength, Paying, StopRule, Survival, describe_stop_rule, parse_stop_rule
@@ -31,8 +31,6 @@ class Schedule:
                  drafted (copied) and the exit head is not asked; 0: never. With lookahead 0 copies are the only drafts,
                  and no exit head is needed.
     recycle:     likewise what followed in other prompts and answers of the engine, and in this text after fewer tokens.
-    siblings:    the exit head's second choice for a position is verified beside its first (a row, and no draft step) if
-                 the chance that it is needed and right, by the head's own confidence, is at least this; 0: never.
 
     The row of the last committed token, when it is not verified yet, rides along with the chunk: a pass over k draft
     tokens has k + 1 rows and, if all are accepted, commits k + 1 tokens.
@@ -44,18 +42,12 @@ class Schedule:
     overlap: bool = False
     stop_rule: StopRule = field(default_factory=FixedLength)
     lookup: int = 0
-    siblings: float = 0.0
     recycle: bool = False
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-        object.__setattr__(self, "siblings", real_number("siblings", self.siblings))
         _check_lookup(self.lookup)
-        if not 0 <= self.siblings < 1:
-            raise UsageError(f"siblings must be a chance from 0 (none) to below 1, not {self.siblings:g}")
-        if self.siblings and not self.drafts:
-            raise UsageError("siblings need an exit head that drafts: use them with eesd, ppsd or elastic")
         if not 0 <= self.max_chunk <= MAX_CHUNK:
             raise UsageError(f"max_chunk must be from 0 to {MAX_CHUNK}, not {quoted(self.max_chunk)}")
         if not 0 <= self.first_chunk <= self.max_chunk:
@@ -163,12 +155,10 @@ def parse_schedule(text: str) -> Schedule | Auto:
         elif key in ("length", *_NUMBERS) and (number := _number(value)) is not None:
             keys = _LENGTHS if key == "length" else (key,)
             changes.update(dict.fromkeys(keys, number))
-        elif key == "siblings" and (chance := _fraction(value)) is not None:
-            changes[key] = chance
         else:
             raise UsageError(
                 f"schedule {quoted(text)}: {quoted(item)} is not understood; write length=, first_chunk=, max_chunk=, "
-                "lookahead=, lookup= with a number, siblings=CHANCE, overlap=on|off, recycle=on|off, or stop_rule=RULE"
+                "lookahead=, lookup= with a number, overlap=on|off, recycle=on|off, or stop_rule=RULE"
             )
     return replace(schedule, **changes)  # type: ignore[arg-type]
 
@@ -197,13 +187,6 @@ def _number(text: str) -> int | None:
     return int(text)
 
 
-def _fraction(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
 def describe(schedule: Schedule | Auto) -> str:
     """The text that `parse_schedule` turns back into this schedule; what reports show."""
     if isinstance(schedule, Auto):
@@ -216,6 +199,5 @@ def describe(schedule: Schedule | Auto) -> str:
     base = "elastic" if schedule.overlap else "eesd"
     keys = _NUMBERS if schedule.lookup else _LENGTHS
     numbers = ",".join(f"{key}={getattr(schedule, key)}" for key in keys)
-    numbers += f",siblings={schedule.siblings!r}" if schedule.siblings else ""
     numbers += ",recycle=on" if schedule.recycle else ""
     return f"{base}:{numbers},stop_rule={describe_stop_rule(schedule.stop_rule)}"

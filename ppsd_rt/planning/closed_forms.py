@@ -14,7 +14,7 @@ def closed_form(schedule: Schedule, costs: StageCosts, acceptance: float) -> flo
     """How many times faster than plain decoding on the same stages; None: no formula is known for the schedule."""
     if not schedule.drafts:
         return 1.0
-    if schedule.siblings or not isinstance(schedule.stop_rule, FixedLength):
+    if not isinstance(schedule.stop_rule, FixedLength):
         return None
     if schedule.overlap:
         return published_ppsd(costs, acceptance, schedule.lookahead) if schedule.max_chunk == 1 else None

@@ -11,7 +11,7 @@ The price is that one row costs as much as a block; verification of many rows co
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,6 @@ from ..models.rope import Rope
 
 SPAN = 256  # attention of a block spans a multiple of this many positions; no block straddles two spans
 PAGE = 64  # positions of a block of the KV cache, as of the loop
-SIBLINGS = 32  # positions, one after the other, that siblings are kept of: kSiblings of csrc/cpu/kernels.h
 
 Floats = npt.NDArray[np.float32]  # [rows, hidden], which holds bfloat16 and float16 exactly
 # Rows of a text: the first one's position, how many; the text's pages; and how many of the rows are a prompt's.
@@ -110,7 +109,6 @@ class Stack:
     like: Tensor  # gives the dtype and the device
     taps: Sequence[int] = ()
     tapped: Tensor | None = None  # [rows of the last pass, taps, hidden]
-    siblings: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)  # keys and values, by position % SIBLINGS
 
     def __post_init__(self) -> None:
         self.size = block_rows(self.like.dtype, self.like.device)
@@ -141,40 +139,13 @@ class Stack:
             for origin, copy in copies:
                 cache[:, copy + 1] = cache[:, origin + 1]
 
-    def run(
-        self, x: Tensor, texts: Sequence[Where], siblings: Sequence[int] = (), cancelled: Cancelled = None
-    ) -> Tensor:
-        """The rows x [rows and siblings, n] of these texts -> [rows and siblings, hidden].
-
-        siblings: positions of an only text, whose rows do not see them. Raises Void in front of a layer.
-        """
-        count = len(x) - len(siblings)
+    def run(self, x: Tensor, texts: Sequence[Where], cancelled: Cancelled = None) -> Tensor:
+        """The rows x [rows, n] of these texts -> [rows, hidden]. Raises Void in front of a layer."""
         self.hold(1 + max((page for _, _, pages, _ in texts for page in pages), default=0))
         self.tapped = x.new_empty(len(x), len(self.taps), self.config.hidden_size)
-        out = [self._through(x[:count], texts, 0, cancelled)]
-        for row, position in enumerate(siblings, count):
-            beside = (position, 1, texts[0][2], 0)
-            kept = self._row(position, texts[0][2])
-            out.append(self._through(x[row : row + 1], [beside], row, cancelled))
-            self.siblings[position % SIBLINGS] = self._row(position, texts[0][2])
-            self._put(position, texts[0][2][position // PAGE], kept)
-        return torch.cat(out)
+        return self._through(x, texts, cancelled)
 
-    def adopt(self, position: int, page: int) -> None:
-        """The row that ran beside the one at `position` takes its place."""
-        self._put(position, page, self.siblings[position % SIBLINGS])
-
-    def _row(self, position: int, pages: Sequence[int]) -> tuple[Tensor, ...]:
-        at = slice(None), pages[position // PAGE] + 1, slice(None), position % PAGE
-        return self._keys[at].clone(), self._values[at].clone()
-
-    def _put(self, position: int, page: int, row: tuple[Tensor, ...]) -> None:
-        at = slice(None), page + 1, slice(None), position % PAGE
-        self._keys[at], self._values[at] = row
-
-    def _through(self, x: Tensor, texts: Sequence[Where], row: int, cancelled: Cancelled) -> Tensor:
-        """row: of the pass, that x begins with."""
-
+    def _through(self, x: Tensor, texts: Sequence[Where], cancelled: Cancelled) -> Tensor:
         def compute(block: Tensor, pieces: list[Piece]) -> Tensor:
             seen = [self._seen(piece) for piece in pieces]
             positions = torch.zeros(self.size, dtype=torch.int64, device=x.device)
@@ -183,19 +154,19 @@ class Stack:
             for number, layer in enumerate(self.layers):
                 if cancelled is not None and cancelled():
                     raise Void
-                self._tap(number, block, pieces, row)
+                self._tap(number, block, pieces)
                 block = layer(block, self._attend(number, positions, pieces, seen))
-            self._tap(len(self.layers), block, pieces, row)
+            self._tap(len(self.layers), block, pieces)
             return block
 
         return by_blocks(self.size, x, texts, compute) if self.layers else x
 
-    def _tap(self, number: int, block: Tensor, pieces: list[Piece], row: int) -> None:
+    def _tap(self, number: int, block: Tensor, pieces: list[Piece]) -> None:
         """What the block [size, hidden] is after `number` layers."""
         assert self.tapped is not None
         for place in (place for place, tap in enumerate(self.taps) if tap == number):
             for piece in pieces:
-                self.tapped[row + piece.row : row + piece.rows.stop, place] = block[piece.slots]
+                self.tapped[piece.rows, place] = block[piece.slots]
 
     def _seen(self, piece: Piece) -> tuple[Tensor, Tensor]:
         """The pages that attention of the piece's block spans, and how far each position is behind each row of it."""
@@ -306,30 +277,22 @@ class TorchPasses:
             stack.change(wiped, copies)
 
     @torch.inference_mode()
-    def adopt(self, position: int, page: int, late: bool) -> None:
-        """Of the two rows at `position`, the sibling's now is the text's. late: in the late layers too."""
-        for stack in (self._early, self._late) if late else (self._early,):
-            stack.adopt(position, page)
-
-    @torch.inference_mode()
     def embed(self, ids: Sequence[int]) -> Floats:
         return _array(self._model.model.embed_tokens(torch.tensor(ids, device=self._like.device)))
 
     @torch.inference_mode()
-    def early(self, texts: Sequence[Where], x: Floats, siblings: Sequence[int], cancelled: Cancelled) -> Floats | None:
+    def early(self, texts: Sequence[Where], x: Floats, cancelled: Cancelled) -> Floats | None:
         """Layers [0, E). None: cancelled on the way."""
         try:
-            return _array(self._early.run(self._tensor(x), texts, siblings, cancelled))
+            return _array(self._early.run(self._tensor(x), texts, cancelled))
         except Void:
             return None
 
     @torch.inference_mode()
-    def late(
-        self, texts: Sequence[Where], x: Floats, siblings: Sequence[int], cancelled: Cancelled
-    ) -> tuple[Floats, Floats | None] | None:
+    def late(self, texts: Sequence[Where], x: Floats, cancelled: Cancelled) -> tuple[Floats, Floats | None] | None:
         """Layers [E, L) -> the rows, and what they are at the taps. None: cancelled on the way."""
         try:
-            self._last = self._late.run(self._tensor(x), texts, siblings, cancelled)
+            self._last = self._late.run(self._tensor(x), texts, cancelled)
         except Void:
             return None
         tapped = self._late.tapped
@@ -362,7 +325,7 @@ class TorchPasses:
         self.drawn = [_array(x[-1]) for x in states] if self._tap else []
         texts = [text for text, *_ in draws]
         try:
-            ran = torch.cat(states) if self._eagle else self._own.run(torch.cat(states), texts, (), cancelled)
+            ran = torch.cat(states) if self._eagle else self._own.run(torch.cat(states), texts, cancelled)
         except Void:
             return None
         lasts = np.cumsum([len(rows) for rows in states]) - 1

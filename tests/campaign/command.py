@@ -210,7 +210,6 @@ def _material(args: argparse.Namespace, engine: Engine, own: bool) -> Material:
         most_at_once=min(MOST_ANSWERS, backend.concurrency),
         row_bytes=4 * (config.kv_values + config.hidden_size + 2 * config.head_dim),
         copies=backend.copies,
-        siblings=backend.siblings,
         overlaps=engine.head is None or engine.head.kind != EAGLE3,
         extras=bool(backend.extras),
         grammars="grammar" in backend.extras and is_there("llguidance"),

@@ -45,7 +45,7 @@ class Material:
     questions, text: as ids. isas to stages: what a `Setup` is drawn from, by weight. head: an exit head, `auto` for
     any; exit_layer: after which it drafts, of `auto` the shipped one; None: there is none. engine: False where the
     engine is given (ranks, backends other than cpu). most_at_once: answers that an engine decodes side by side.
-    row_bytes: of a KV cache, for a token in the widest format. copies, siblings: what it can draft. overlaps:
+    row_bytes: of a KV cache, for a token in the widest format. copies: can it draft them? overlaps:
     may it draft while it verifies? extras: does it know `SamplingParams.extras`? grammars: is llguidance there, which
     grammars need?
     """
@@ -66,7 +66,6 @@ class Material:
     most_at_once: int = 1
     row_bytes: int = 0
     copies: bool = True
-    siblings: bool = True
     overlaps: bool = True
     extras: bool = True
     grammars: bool = True
@@ -256,7 +255,7 @@ def _with_extras(params: SamplingParams, material: Material) -> SamplingParams:
 
 
 def _answer(rng: Random, material: Material, drafts: bool, text: int) -> Answer:
-    kind, schedule = draw_schedule(rng, drafts, material.copies, material.siblings, material.overlaps)
+    kind, schedule = draw_schedule(rng, drafts, material.copies, material.overlaps)
     oracle = schedule.drafts and rng.random() < 0.75
     high = 1 - rng.random() / 8  # mostly: a long draft that is thrown away costs more than plain decoding
     return Answer(
@@ -270,9 +269,7 @@ def _answer(rng: Random, material: Material, drafts: bool, text: int) -> Answer:
     )
 
 
-def draw_schedule(
-    rng: Random, drafts: bool, copies: bool, siblings: bool, overlaps: bool = True
-) -> tuple[str, Schedule | Auto]:
+def draw_schedule(rng: Random, drafts: bool, copies: bool, overlaps: bool = True) -> tuple[str, Schedule | Auto]:
     """Its kind and itself: any that the documentation allows and the parts that there are can run."""
     kinds = {"plain": 1.0, "lookup": 2.0 * copies}
     if drafts:
@@ -289,16 +286,15 @@ def draw_schedule(
         least = 0 if recycle else 1
         lookup = rng.randint(least, MOST_LOOKUP)
         return kind, Schedule(0, chunk, 0, rng.random() < 0.3 * overlaps, _stop_rule(rng), lookup, recycle=recycle)
-    others = rng.choice((0.0, 10 ** rng.uniform(-9, -0.01))) if siblings else 0.0
     if kind == "ppsd":
         ahead = _lookahead(rng, 1)
-        return kind, Schedule(0, 1, ahead, True, _stop_rule(rng), lookup, others, recycle)
+        return kind, Schedule(0, 1, ahead, True, _stop_rule(rng), lookup, recycle)
     if kind == "eesd" and rng.random() < 0.6:
         first = ahead = chunk
     else:
         first = rng.randint(0, chunk)
         ahead = _lookahead(rng, max(first, 1))
-    return kind, Schedule(first, chunk, ahead, kind == "elastic", _stop_rule(rng), lookup, others, recycle)
+    return kind, Schedule(first, chunk, ahead, kind == "elastic", _stop_rule(rng), lookup, recycle)
 
 
 def _lookahead(rng: Random, least: int) -> int:

@@ -137,7 +137,6 @@ def _dimensions(case: Case, played: Played, pair: Pair, prompt: list[int]) -> li
         ("stop rule", fixed.stop_rule.kind if fixed else "-"),
         ("longest draft", str(fixed.max_chunk) if fixed else "-"),
         ("copies", "yes" if schedule.copies else "no"),
-        ("siblings", "yes" if fixed and fixed.siblings and not params.looks_back else "no"),
         ("drafts", "exit head's" if answer.acceptance is None else "oracle's"),
         ("sampling", "temperature" if params.temperature else "greedy"),
         *[("filters", name) for name in filters or ["none"]],

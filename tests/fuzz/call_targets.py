@@ -17,7 +17,7 @@ from .place import Place
 TEXT = [7, 8, 9, 7, 8, 9, 7, 8, 20, 21, 7, 8, 9, 30, 31, 32, 33, 7, 8, 9]
 HEADS = ("none", "norm:1", "norm:2", "norm:1:50")
 SCHEDULES = (
-    *("plain", "auto", "lookup", "auto:lookup=0,recycle=off", "eesd", "ppsd", "elastic", "eesd:siblings=0.01"),
+    *("plain", "auto", "lookup", "auto:lookup=0,recycle=off", "eesd", "ppsd", "elastic"),
     *("eesd:length=3,stop_rule=fixed", "elastic:first_chunk=0,max_chunk=15", "ppsd:lookahead=2", "eesd:lookup=2"),
     *("eesd:stop_rule=confidence=0.1", "elastic:stop_rule=calibrated,lookup=1", "eesd:stop_rule=survival"),
 )

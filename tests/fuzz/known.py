@@ -81,7 +81,7 @@ KNOWN: dict[str, list[Any]] = {
         "eesd:length=4,stop_rule=confidence=0.5111111",
         *(f"{name}={'9' * digits}" for name in ("eesd:length", "auto:lookup", "plain:lookup") for digits in (20, 5000)),
         "elastic:lookahead=3000000000",
-        "eesd:siblings=nan",
+        "eesd:stop_rule=confidence=nan",
     ],
     "sampling": [json.dumps({"stop_token_ids": [id]}) for id in (-1, 2**31, HUGE % 10**300)],
     "device": ["cuda:128", "cuda:00", "cuda:" + "9" * 20, "cuda:" + "9" * 5000, "cpu:0," + "cpu:" + "9" * 5000],

@@ -16,7 +16,7 @@ from support import tiny_model, write_model
 from ppsd_rt import Engine, SamplingParams
 
 _EACH = 20  # answers with one file
-_SCHEDULES = ("auto", "plain", "eesd", "ppsd", "lookup", "eesd:length=4,siblings=0.2")
+_SCHEDULES = ("auto", "plain", "eesd", "ppsd", "lookup", "eesd:length=4")
 
 
 def main(answers: int, seed: int) -> int:

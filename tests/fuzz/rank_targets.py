@@ -88,23 +88,21 @@ def wire_message(
     opens: bool = False,
     limit: int = 0,
     flags: int = 0,
-    adopted: tuple[int, ...] = (),
     taps: int = 0,
 ) -> bytes:
-    """A pass (csrc/stages/pass.h); parts: answer, epoch, start, rows, chooses, and where siblings are. opens: the
-    first answer begins. adopted: block and position of a sibling that is the text's row now. taps: that rows bring."""
-    hidden, tables = SHAPE["hidden_size"], [0, 0, len(adopted) // 2, *adopted, 0, int(opens)]
+    """A pass (csrc/stages/pass.h); parts: answer, epoch, start, rows, chooses. opens: the first answer begins.
+    taps: that rows bring."""
+    hidden, tables = SHAPE["hidden_size"], [0, 0, 0, int(opens)]
     if opens:
         settings = np.zeros(16, np.int32)
         settings[0] = 200
         settings[2:4].view(np.float32)[:] = 1.0, 0.0
         tables += [parts[0][0], len(settings), *settings.tolist()]
     tables.append(len(parts))
-    for answer, epoch, start, rows, chooses, *beside in parts:
+    for answer, epoch, start, rows, chooses in parts:
         blocks = range((start + rows + 63) // 64)
-        tables += [answer, epoch, start, rows, chooses, start, start - 1, rows, *([5] * rows), len(blocks), *blocks]
-        tables += [len(beside), *beside]
-    count = sum(part[3] + len(part[5:]) for part in parts)
+        tables += [answer, epoch, start, rows, chooses, start, rows, *([5] * rows), len(blocks), *blocks]
+    count = sum(part[3] for part in parts)
     header = np.zeros(16, np.int32)
     header[:2] = 0x50535000 + _native.WIRE_VERSION, 1
     header[2:4].view(np.int64)[0] = number
@@ -117,12 +115,8 @@ def wire_messages(place: Place, taps: int = 0) -> st.SearchStrategy[list[bytes]]
     """Passes of an answer that begins and drafts, as rank 0 sends them; damaged."""
     numbers = st.sampled_from((0, 1, 2, 15, 16, 17, 63, 64, 2**20, 2**31 - 1, -1, -(2**31)))
     part = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 130), st.integers(0, 5), st.integers(0, 5))
-    beside = st.tuples(part, st.lists(st.integers(0, 130), max_size=2)).map(lambda both: (*both[0], *both[1]))
-    adopted = st.just(()) | st.tuples(numbers, numbers)
-    parts = st.lists(part | beside, min_size=1, max_size=3)
-    odd = st.builds(
-        wire_message, st.integers(0, 9), parts, st.booleans(), numbers, numbers, adopted, st.integers(0, taps)
-    )
+    parts = st.lists(part, min_size=1, max_size=3)
+    odd = st.builds(wire_message, st.integers(0, 9), parts, st.booleans(), numbers, numbers, st.integers(0, taps))
     good = [
         wire_message(1, [(1, 0, 0, 3, 1)], opens=True, taps=taps),
         wire_message(2, [(1, 0, 3, 1, 1)], limit=4, taps=taps),

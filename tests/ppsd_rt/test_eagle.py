@@ -22,7 +22,7 @@ SCHEDULES = (
     "eesd:stop_rule=fixed,length=6",
     "eesd:stop_rule=beta",
     "eesd:length=12,recycle=on,lookup=2,stop_rule=survival",
-    "eesd:stop_rule=fixed,siblings=0.005",
+    "eesd:stop_rule=fixed",
     "auto",
 )
 
@@ -42,10 +42,10 @@ def drafts_of(engine, prompt, params, schedule):
 
 
 def test_it_drafts_what_torch_drafts(folder, head):
-    """In float32: after a prompt of several passes, its own drafts, copies, siblings; and where rows are shared."""
+    """In float32: after a prompt of several passes, its own drafts, copies; and where rows are shared."""
     engines = [load(folder, head, backend) for backend in ("torch", "cpu")]
     params = SamplingParams(max_tokens=12, ignore_eos=True)
-    own, beside = "eesd:stop_rule=fixed,length=5", "eesd:lookup=2,stop_rule=fixed,siblings=0.005"
+    own, beside = "eesd:stop_rule=fixed,length=5", "eesd:lookup=2,stop_rule=fixed"
     for prompt, schedule in (("ab" * 36, own), ("ab" * 36 + "c", beside), ("x", own)):
         expected, found = (drafts_of(engine, prompt, params, schedule) for engine in engines)
         assert found == expected, (prompt, schedule)
@@ -73,7 +73,7 @@ def test_a_head_that_is_often_right(tmp_path):
     engines = [load(folder, head, backend) for backend in ("torch", "cpu")]
     params = SamplingParams(max_tokens=100, temperature=0.8, seed=5, ignore_eos=True)
     few = replace(params, max_tokens=40)
-    for schedule in ("eesd:stop_rule=fixed,length=5", "eesd:lookup=2,stop_rule=fixed,siblings=0.005"):
+    for schedule in ("eesd:stop_rule=fixed,length=5", "eesd:lookup=2,stop_rule=fixed"):
         expected, found = (drafts_of(engine, PROMPT, few, schedule) for engine in engines)
         assert found == expected, schedule
     statistics = engines[1].generate(PROMPT, params, "eesd:stop_rule=fixed,length=5").run().statistics

@@ -21,7 +21,7 @@ SCHEDULES = [
     "elastic:stop_rule=beta",
     "eesd:lookup=1,stop_rule=survival=0.01",
     "elastic:lookup=2",
-    "eesd:length=3,lookup=1,siblings=0.0001",
+    "eesd:length=3,lookup=1",
 ]
 UNREADABLE = [{"role": "user", "content": "h\udce5"}]
 FREE = {"ignore_eos": True, "max_tokens": 60}

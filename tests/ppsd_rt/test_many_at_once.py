@@ -13,7 +13,6 @@ from support import write_model
 
 from ppsd_rt import Committed, Engine, PpsdError, RunOptions, SamplingParams, UsageError, async_generation
 from ppsd_rt._native import testing
-from ppsd_rt.backend import Oracle
 from ppsd_rt.cpu.machine import kv_memory_of
 from ppsd_rt.sampling.grammar import words
 
@@ -207,22 +206,6 @@ def test_an_answer_overlaps_while_it_is_alone(cpu, schedule):
     assert passes() > alone
     assert generation.completion.ids == expected
     assert loop.counts["preempted"] == before["preempted"]
-
-
-def test_siblings_that_were_just_adopted_are_not_lost_when_others_come(tmp_path):
-    """Second choices are mostly right: when another answer comes, one has been adopted that no stage knows of yet."""
-    folder = write_model(tmp_path / "model", num_hidden_layers=4, max_position_embeddings=512)
-    engine = Engine.from_pretrained(folder, exit_head="norm:1", backend="cpu", dtype="int8", threads=2, stages=2)
-    plain = engine.generate(PROMPTS[0], params(max_tokens=300), "plain").run().ids
-    short = engine.generate(PROMPTS[1], params(max_tokens=3), "plain").run().ids
-    oracle = Oracle((*engine.encode(PROMPTS[0]), *plain), acceptance=0.1, second=1.0)
-    options = RunOptions(oracle=oracle)
-    answer = engine.generate(PROMPTS[0], params(max_tokens=300), "elastic:siblings=0.000001", options)
-    for number, _ in enumerate(answer.events()):
-        if number % 3 == 0:
-            assert engine.generate(PROMPTS[1], params(max_tokens=3), "plain").run().ids == short
-    assert answer.completion.ids == plain
-    assert answer.completion.statistics.rescued > 20
 
 
 def test_an_event_loop_asks_by_itself_for_all_answers(cpu, monkeypatch):

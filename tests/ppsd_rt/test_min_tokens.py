@@ -5,7 +5,7 @@ from support import EOS, write_model
 
 from ppsd_rt import Engine, SamplingParams
 
-SCHEDULES = ["plain", "eesd:siblings=0.0001", "elastic:lookup=1", "auto"]
+SCHEDULES = ["plain", "eesd", "elastic:lookup=1", "auto"]
 WILL_END = {"logit_bias": {EOS: 100.0}, "max_tokens": 30}  # as soon as it may
 SAMPLINGS = {
     "greedy": {},

@@ -5,9 +5,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, close, make, siblings_at, state_of
+from kernel_support import DEVICE, close, make, state_of
 from kernel_twins import attention_twin
-from support import slow
 from triton.runtime import interpreter
 
 import ppsd_rt.triton_kernels.attention as attention_module
@@ -25,7 +24,7 @@ def cache_of(kv_heads, capacity, head_dim):
     return make(kv_heads, capacity, head_dim, seed=1), make(kv_heads, capacity, head_dim, seed=2)
 
 
-def attend(queries, keys, values, start, rows, window=None, siblings=None):
+def attend(queries, keys, values, start, rows, window=None):
     """The first `rows` of the queries, with all that the pass must not read made NaN."""
     padded, keys, values = torch.full_like(make(16, *queries.shape[1:]), torch.nan), keys.clone(), values.clone()
     padded[:rows] = queries[:rows]
@@ -34,7 +33,7 @@ def attend(queries, keys, values, start, rows, window=None, siblings=None):
     for part in (partials.sums, partials.tops):
         part.fill_(torch.nan)
     out = torch.full_like(padded, 7.0)
-    attention(padded, keys, values, partials, out, state_of(rows, start), window=window, siblings=siblings)
+    attention(padded, keys, values, partials, out, state_of(rows, start), window=window)
     assert (out[rows:] == 7.0).all(), "rows beyond the count must stay as they are"
     assert not partials.arrived.any(), "the counters are as the next launch needs them"
     return out[:rows]
@@ -103,24 +102,3 @@ def test_more_tiles_than_programs():
     together = attend(queries, keys, values, start, 6)
     close(together, attention_twin(queries[:6], keys, values, start))
     assert torch.equal(attend(queries[5:], keys, values, start + 5, 1), together[5:])
-
-
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "window"), [(2, 1, None), (4, 2, TILE + 3), slow(20, 1, None), slow(20, 1, 9)]
-)  # one and two chunks of columns for a row
-def test_a_sibling_gets_the_bits_that_it_would_get_in_its_drafts_place(heads, kv_heads, window, four):
-    keys, values = cache_of(kv_heads, 2 * ROUND, 16)
-    queries = make(16, heads, 16, seed=3)
-    for start, of_text, beside in [(5, 4, (6, 7, 8)), (ROUND - 3, 6, (ROUND - 1, ROUND, ROUND + 2)), (TILE, 16, ())]:
-        rows = of_text + len(beside)
-        together = attend(queries, keys, values, start, rows, window, siblings_at(beside))
-        without = attend(queries, keys, values, start, of_text, window)
-        assert torch.equal(together[:of_text], without), "the text's rows do not see siblings"
-        for number, position in enumerate(beside):
-            row, place = of_text + number, start + of_text + number
-            itself = [cache.clone() for cache in (keys, values)]
-            for cache in itself:
-                cache[:, position] = cache[:, place]
-            alone = attend(queries[row:], *itself, position, 1, window)
-            assert torch.equal(together[row : row + 1], alone)
-            assert not torch.equal(alone, attend(queries[row:], keys, values, position, 1, window))

@@ -9,7 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import noise_twin
 import triton
 import triton.language as tl
-from kernel_support import DEVICE, close, in_format, make, siblings_at, state_of
+from kernel_support import DEVICE, close, in_format, make, state_of
 from kernel_twins import embedding_twin, heads_twin
 from support import slow
 
@@ -116,16 +116,10 @@ def test_outputs_without_an_id_are_not_there(params):
     there = [*range(30), 40, 41]
     some = torch.full_like(ids, -1)
     some[there] = ids[there]
-    seconds = [
-        (torch.full((16,), -1, dtype=torch.int32, device=DEVICE), torch.full((16,), -1.0, device=DEVICE))
-        for _ in range(2)
-    ]
-    found = run(x, norm, weight, 7, 20, sampling, draft_ids=some, seconds=seconds[0])
-    few = run(x, norm, weight.rows(torch.tensor(there)), 7, 20, sampling, draft_ids=ids[there], seconds=seconds[1])
+    found = run(x, norm, weight, 7, 20, sampling, draft_ids=some)
+    few = run(x, norm, weight.rows(torch.tensor(there)), 7, 20, sampling, draft_ids=ids[there])
     assert torch.equal(found[0], few[0])
     close(found[1], few[1])
-    assert torch.equal(seconds[0][0], seconds[1][0])
-    close(seconds[0][1], seconds[1][1])
 
 
 def test_a_row_chooses_by_its_position_alone():
@@ -162,48 +156,6 @@ def test_more_programs_than_one_batch_holds(monkeypatch):
     assert choices.tolist() == twins[0].tolist()
     assert len(set((choices // 64).tolist())) == 3, "winners in every batch"
     close(confidences, twins[1])
-
-
-@pytest.mark.parametrize("params", [
-    SamplingParams(), SamplingParams(temperature=0.9, seed=SEED), SamplingParams(temperature=1.2, top_k=3, seed=1),
-    SamplingParams(temperature=1.2, top_k=1, seed=1),
-], ids=["greedy", "sampled", "top_k", "one"])  # fmt: skip
-@pytest.mark.parametrize("draft", [slow(False), True], ids=["whole", "draft"])
-def test_the_second_choice_is_the_best_but_for_the_first(params, draft, monkeypatch):
-    monkeypatch.setattr(heads_module, "BATCH", 4)
-    norm, weight = head_of(16 * 9 + 3, 64)
-    draft_ids = torch.arange(weight.outputs, dtype=torch.int32, device=DEVICE) * 3 + 1 if draft else None
-    x, sampling = make(16, 64, seed=3), sampling_words(params, DEVICE)
-    seconds = torch.full((16,), -1, dtype=torch.int32, device=DEVICE), torch.full((16,), -1.0, device=DEVICE)
-    choices, confidences = run(x, norm, weight, 5, 4, sampling, draft_ids=draft_ids, seconds=seconds)
-    first = run(x, norm, weight, 5, 4, sampling, draft_ids=draft_ids)
-    assert torch.equal(choices, first[0]), "the first choice is as without a second"
-    assert torch.equal(confidences, first[1])
-    _, _, scores, logits = heads_twin(
-        x[:5], norm, EPS, weight, 4, seed=params.seed, temperature=params.temperature, draft_ids=draft_ids
-    )
-    if params.top_k:
-        kept = logits.topk(params.top_k).indices
-        scores = torch.full_like(scores, -torch.inf).scatter(1, kept, scores.gather(1, kept))
-    best = scores.argsort(descending=True, stable=True)[:, 1:2]
-    if params.top_k == 1:
-        assert seconds[1].tolist() == [0.0] * 5 + [-1.0] * 11, "there is none"
-        return
-    ids = best[:, 0] if draft_ids is None else draft_ids[best[:, 0]]
-    assert seconds[0].tolist() == ids.tolist() + [-1] * 11
-    close(seconds[1][:5], logits.softmax(-1).gather(1, best)[:, 0])
-
-
-@pytest.mark.parametrize("top_k", [0, 9])
-def test_a_sibling_draws_the_noise_of_its_position(top_k):
-    norm, weight = head_of(96, 64)
-    params = SamplingParams(temperature=1.5, top_k=top_k, seed=SEED)
-    sampling, x = sampling_words(params, DEVICE), make(16, 64, seed=3)
-    together = run(x, norm, weight, 6, 100, sampling, siblings=siblings_at((101, 103)))[0]
-    assert torch.equal(together[:4], run(x, norm, weight, 4, 100, sampling)[0])
-    for row, position in ((4, 101), (5, 103)):
-        assert together[row] == run(x[row:], norm, weight, 1, position, sampling)[0][0]
-    assert any(together[4 + i] != run(x[4:], norm, weight, 2, 104, sampling)[0][i] for i in range(2))
 
 
 def test_embedding():

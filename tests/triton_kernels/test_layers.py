@@ -5,15 +5,13 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, FORMATS, ROW_COUNTS, close, in_format, make, siblings_at, state_of, table
+from kernel_support import DEVICE, FORMATS, ROW_COUNTS, close, in_format, make, state_of, table
 from kernel_twins import linear_twin, qkv_twin, swiglu_twin
 from support import slow
 
 import ppsd_rt.triton_kernels.linear as linear_module
 from ppsd_rt.triton_kernels.linear import RUNS, Tiling, Weight, linear, quantise, quantise_fp8, tiling
 from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv
-from ppsd_rt.triton_kernels.siblings import adopt
-from ppsd_rt.triton_kernels.state import ADOPTED, ADOPTED_AT, SIBLING_WORDS
 from ppsd_rt.triton_kernels.swiglu import swiglu
 
 EPS = 1e-5
@@ -139,38 +137,6 @@ def test_qkv(heads, kv_heads, head_dim, hidden, bias, format, normed, rotary):
             alone = [t[:1].clone() for t in found]
         elif start == 9:
             assert all(torch.equal(t[:1], one) for t, one in zip(found, alone, strict=True))
-
-
-def test_a_sibling_is_rotated_to_its_position_and_kept_at_its_place():
-    x, norm, weight = make(16, 64, seed=1), 1 + 0.1 * make(64, seed=2), matrix(4 * 16, 64, "fp32")
-    cosines, sines = table(64, 16)
-
-    def run(x, rows, start, siblings=None):
-        queries, (keys, values) = torch.zeros(16, 2, 16, device=DEVICE), torch.zeros(2, 1, 64, 16, device=DEVICE)
-        qkv(x, norm, EPS, weight, None, cosines, sines, queries, keys, values, state_of(rows, start), siblings=siblings)
-        return queries[:rows], keys[0, start : start + rows], values[0, start : start + rows]
-
-    together, without = run(x, 6, 9, siblings_at((10, 12))), run(x, 4, 9)
-    assert all(torch.equal(part[:4], its) for part, its in zip(together, without, strict=True))
-    for row, position in ((4, 10), (5, 12)):
-        alone = run(x[row:], 1, position)
-        assert all(torch.equal(part[row : row + 1], its) for part, its in zip(together, alone, strict=True))
-
-
-@pytest.mark.parametrize(("kv_heads", "head_dim", "hidden", "hears"), [(3, 16, 96, True), (1, 48, 64, False)])
-def test_an_adopted_row_moves_to_its_position(kv_heads, head_dim, hidden, hears):
-    caches = [make(kv_heads, 64, head_dim, seed=seed) for seed in range(4)]
-    states = [make(64, hidden, seed=5), make(64 * hears, hidden, seed=6)]
-    addresses = torch.tensor([cache.data_ptr() for cache in caches], device=DEVICE)
-    siblings = torch.zeros(SIBLING_WORDS, dtype=torch.int32, device=DEVICE)
-    for place, position in ((-1, 7), (21, 18)):
-        siblings[ADOPTED], siblings[ADOPTED_AT] = place, position
-        expected = [cache.clone() for cache in (*caches, *states)]
-        for cache in expected if place >= 0 else ():
-            rows = cache if cache.dim() == 2 else cache.transpose(0, 1)
-            rows[position : position + 1] = rows[place : place + 1].clone()
-        adopt(addresses, caches[0], *states, siblings)
-        assert all(torch.equal(*pair) for pair in zip((*caches, *states), expected, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -142,10 +142,10 @@ def test_arithmetic_is_counted_by_kind():
     assert arithmetic(code) == (("FMUL", 1), ("HMMA", 1))
 
 
-def test_launches_with_and_without_siblings_are_variants():
-    def launch(siblings, rows):
-        types = (("x", "*fp32"), ("siblings", "*i32" if siblings else "constexpr"), ("SIBLINGS", "constexpr"))
-        constants = (("SIBLINGS", siblings), ("ROWS", rows), *((("siblings", None),) if not siblings else ()))
+def test_launches_with_and_without_other_texts_are_variants():
+    def launch(texts, rows):
+        types = (("x", "*fp32"), ("texts", "*i32" if texts else "constexpr"), ("TEXTS", "constexpr"))
+        constants = (("TEXTS", texts), ("ROWS", rows), *((("texts", None),) if not texts else ()))
         return Launch(None, types, constants, (), (0, 1), ())
 
     assert variants(launch(True, 1)) == variants(launch(False, 1)) != variants(launch(False, 2))

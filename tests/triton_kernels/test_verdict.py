@@ -8,15 +8,12 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, siblings_at
+from kernel_support import DEVICE
 from kernel_twins import verdict_twin
 from noise_twin import philox
 
 from ppsd_rt.triton_kernels.state import (
     ACCEPTED,
-    ADOPTED,
-    ADOPTED_AT,
-    BAR,
     COMMITTED,
     COPIES,
     DRAFT_POSITION,
@@ -50,17 +47,12 @@ from ppsd_rt.triton_kernels.state import (
     RECORD_IDS,
     RECORD_JUDGED,
     RECORD_POSITION,
-    RECORD_RESCUED,
     RECORD_ROWS,
-    RECORD_SECONDS,
     RECORD_SEQUENCE,
-    RECORD_SIBLINGS,
     REPORT,
     RING_WORDS,
     ROWS,
     SEQUENCE,
-    SIBLING_POSITIONS,
-    SIBLINGS,
     START,
     TOKEN,
     WORDS,
@@ -100,19 +92,12 @@ class Answer:
         self.first_seen = torch.full((vocabulary,), NEVER, dtype=torch.int32, device=DEVICE)
         self.truth, self.vocabulary = ints(len(text)), vocabulary
         self.ring, self.drafts = ints(SLOTS, RING_WORDS), ints(SLOTS, DRAFT_WORDS)
-        self.seconds = ints(len(text)), torch.zeros(len(text), device=DEVICE)
-        self.its_seconds = ints(16), torch.full((16,), 0.125, device=DEVICE)
 
-    def verdict(self, late, state, **siblings):
-        verdict(
-            self.text, self.choices, self.confidences, self.copied, self.first_seen, late, state, self.ring, **siblings
-        )
+    def verdict(self, late, state):
+        verdict(self.text, self.choices, self.confidences, self.copied, self.first_seen, late, state, self.ring)
 
-    def begin_draft(self, early, head, state, siblings=None):
-        seconds = None if siblings is None else self.seconds
-        begin_draft(
-            self.text, self.confidences, self.copied, self.offer, early, head, state, siblings=siblings, seconds=seconds
-        )
+    def begin_draft(self, early, head, state):
+        begin_draft(self.text, self.confidences, self.copied, self.offer, early, head, state)
 
     def offers(self, position, tokens, most=15):
         self.offer[OFFER_POSITION], self.offer[OFFER_COUNT], self.offer[OFFER_MOST] = position, len(tokens), most
@@ -120,11 +105,10 @@ class Answer:
         self.offer[OFFER_CHANCES : OFFER_CHANCES + 16] = torch.full((16,), 0.5).view(torch.int32)
         self.offer[OFFER_COPIES : OFFER_COPIES + 16] = torch.arange(3, 19)
 
-    def drafted(self, early, head, state, seconds=False):
+    def drafted(self, early, head, state):
         drafted(
             self.text, self.choices, self.chances, self.confidences, self.copied, self.truth,
             early, head, state, self.drafts, vocabulary=self.vocabulary,
-            its_seconds=self.its_seconds if seconds else None, seconds=self.seconds if seconds else None,
         )  # fmt: skip
 
 
@@ -175,80 +159,6 @@ def test_verdict_is_the_twins():
     assert min(rejected, bonus, ahead, void) > 5, "the dice must show every outcome"
 
 
-def test_a_rescue_is_the_twins():
-    dice = random.Random(2)
-    rescued = wrong = accepted = 0
-    for number in range(80):
-        drafts, start = dice.randint(1, 7), dice.randint(0, 9)
-        rows = 1 + drafts
-        beside = [p for p in range(start + 1, start + rows) if dice.random() < 0.7][: 16 - rows]
-        text = [dice.randint(0, 99) for _ in range(48)]
-        choices = [text[start + 1 + r] if dice.random() < 0.7 else dice.randint(0, 99) for r in range(16)]
-        for place, position in enumerate(beside, start + rows):
-            text[place] = choices[position - start - 1] if dice.random() < 0.7 else dice.randint(0, 99)
-        siblings = [(p, text[start + rows + i], choices[rows + i]) for i, p in enumerate(beside)]
-        state = {START: start, EPOCH: 3, DRAFTED: start + rows, SEQUENCE: number}
-        answer, ours, seen = Answer(text), words(state), siblings_at(beside)
-        answer.choices.copy_(torch.tensor(choices, dtype=torch.int32))
-        head = words({START: start + drafts})
-        answer.verdict(words({START: start, ROWS: rows + len(beside), EPOCH: 3}), ours, head=head, siblings=seen)
-        before = list(text)
-        place, position = verdict_twin(text, choices, {START: start, ROWS: rows, EPOCH: 3}, state, siblings)
-        end = start + state[COMMITTED]
-        assert answer.text.tolist()[: end + 1] == text[: end + 1]
-        assert {i: ours[i].item() for i in USED} == {i: state.get(i, 0) for i in USED}
-        assert seen[ADOPTED] == place
-        assert place < 0 or seen[ADOPTED_AT] == position == end - 1
-        assert head[START] == min(start + drafts, position if place >= 0 else 99), "the head sees the adopted row anew"
-        record = answer.ring[(number + 1) % SLOTS].tolist()
-        assert record[RECORD_IDS : RECORD_IDS + state[COMMITTED]] == text[start + 1 : end + 1]
-        assert (record[RECORD_ROWS], record[RECORD_SIBLINGS]) == (rows + len(beside), len(beside))
-        assert (record[RECORD_RESCUED], record[RECORD_ACCEPTED]) == (place >= 0, state[ACCEPTED])
-        judged = record[RECORD_JUDGED]
-        assert record[RECORD_DRAFTS : RECORD_DRAFTS + judged] == before[start + 1 : start + 1 + judged]
-        of = {p: token for p, token, _ in siblings}
-        assert record[RECORD_SECONDS : RECORD_SECONDS + judged] == [of.get(start + 1 + i, -1) for i in range(judged)]
-        rescued += place >= 0
-        wrong += place < 0 and state[EPOCH] > 3
-        accepted += state[EPOCH] == 3
-    assert min(rescued, wrong, accepted) > 5, "the dice must show every outcome"
-
-
-@pytest.mark.parametrize(
-    ("bar", "most", "limit", "expected"),
-    [
-        (0.1, 15, 40, [5, 8]),  # 1 x .3, copied, .25 x .3, .125 x .9
-        (0.05, 15, 40, [5, 7, 8]),
-        (0.05, 15, 10, [5, 7]),  # there is room for two
-        (0.05, 3, 40, []),  # the pass does not take all drafts
-        (0.0, 15, 40, [5, 7, 8]),
-    ],
-)
-def test_siblings_have_a_row_where_they_are_worth_it(bar, most, limit, expected):
-    answer, siblings = Answer(range(48)), siblings_at(())
-    answer.confidences[5:9] = torch.tensor([0.5, 0.5, 0.5, 0.5])
-    answer.seconds[0][5:9] = torch.tensor([71, 72, 73, 74], dtype=torch.int32)
-    answer.seconds[1][5:9] = torch.tensor([0.3, 0.9, 0.3, 0.9])
-    answer.copied[6] = 3
-    bits = torch.tensor([bar]).view(torch.int32).item()
-    state = words({START: 4, DRAFTED: 9, MOST: most, LIMIT: limit, BAR: bits})
-    early, head, late = words({START: 8}), words({START: 8}), words({START: 4})
-    answer.begin_draft(early, head, state, siblings)
-    assert siblings[SIBLINGS] == len(expected)
-    assert siblings[SIBLING_POSITIONS : SIBLING_POSITIONS + len(expected)].tolist() == expected
-    assert answer.text[9 : 9 + len(expected)].tolist() == [66 + p for p in expected]
-    assert answer.text[9 + len(expected) :].tolist() == list(range(9 + len(expected), 48))
-    assert (early[START].item(), early[ROWS].item()) == (8, 1 + len(expected))
-    assert head[ROWS] == 1, "the head runs none"
-    arrived(early, state, siblings=siblings)
-    assert early[START] == 9
-    begin_verification(early, late, state, siblings=siblings)
-    assert (late[START].item(), late[ROWS].item()) == (4, min(5, most + 1) + len(expected))
-    state[START] = 4 + min(5, most + 1)
-    begin_verification(early, late, state)
-    assert late[ROWS] == 9 - state[START], "what follows counts the text's rows alone"
-
-
 def test_first_seen_is_the_first_place():
     answer, state = Answer([7] + [0] * 31), words({DRAFTED: 4})
     answer.text[1:4] = answer.choices[:3] = torch.tensor([5, 6, 5], dtype=torch.int32, device=DEVICE)
@@ -265,10 +175,6 @@ def model(token, position):
 
 def draft(token, position):
     return model(token, position) if (token + position) % 4 else 49
-
-
-def second(token, position):
-    return model(token, position) if (token + position) % 4 == 0 and position % 3 else 48
 
 
 class Loop:
@@ -341,41 +247,6 @@ def test_a_loop_on_the_device_commits_what_the_model_says(ahead, most):
     assert committed == loop.state[START].item()
     assert loop.state[EPOCH].item() > 3
     assert passes == committed if ahead == 1 else passes < committed, "draft tokens were accepted"
-
-
-@pytest.mark.parametrize("stages", [1, 2])
-def test_a_loop_with_siblings_commits_what_the_model_says(stages):
-    """In turns: draft steps with second choices, a row with siblings, and a pass over both."""
-    loop, siblings = Loop({MOST: 15, LOOKAHEAD: 15, LIMIT: 60, BAR: 1}, stages), siblings_at(())
-    rescued = kept = passes = 0
-    for _ in range(40):
-        for _ in range(3):
-            loop._early_rows()
-            loop.run(loop.head, draft)
-            rows, start = loop.head[ROWS].item(), loop.head[START].item()
-            for r in range(rows):
-                loop.answer.its_seconds[0][r] = second(loop.answer.text[start + r].item(), start + r)
-            loop.answer.drafted(loop.early, loop.head, loop.state, seconds=True)
-        loop.answer.begin_draft(loop.early, loop.head, loop.state, siblings)
-        arrived(loop.early, loop.state, siblings=siblings)
-        begin_verification(loop.early, loop.late[0], loop.state, siblings=siblings)
-        for stage in range(1, stages):
-            post(loop.late[stage - 1], loop.mail[stage], loop.state)
-            fetch(loop.mail[stage], loop.late[stage], loop.state)
-        late = loop.late[-1]
-        rows, start, beside = late[ROWS].item(), late[START].item(), siblings[SIBLINGS].item()
-        for r in range(rows):
-            number = r - (rows - beside)
-            position = start + r if number < 0 else siblings[SIBLING_POSITIONS + number].item()
-            loop.answer.choices[r] = model(loop.answer.text[start + r].item(), position)
-        loop.answer.verdict(late, loop.state, head=loop.head, siblings=siblings)
-        saved = siblings[ADOPTED].item() >= 0
-        kept += saved and loop.state[START].item() == start + loop.state[ACCEPTED].item() + 2
-        rescued, passes = rescued + saved, passes + (rows > 0)
-    loop.check()
-    assert loop.state[START] == 60
-    assert rescued == kept >= 3
-    assert passes < 30
 
 
 @pytest.mark.parametrize("copies", [False, True])

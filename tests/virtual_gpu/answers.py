@@ -38,7 +38,6 @@ SCHEDULES = {
     "fixed": "eesd:length=2,stop_rule=fixed",
     "turns": "eesd:length=3,stop_rule=survival=0.001",
     "long": "eesd:length=5,stop_rule=fixed",
-    "siblings": "eesd:length=3,stop_rule=fixed,siblings=0.0001",
     "copies": "recycle:lookup=1",
     "overlap": "elastic:first_chunk=1,lookup=1",
     "ppsd": "ppsd",
@@ -99,8 +98,8 @@ def main() -> None:
         if name == "plain" and truth:
             continue
         gpu.set(seed)
-        # Else hardly a draft of a random model would be right. Siblings are the head's own.
-        oracle = Oracle((*prompt, *truth), 0.7, seed) if name not in ("plain", "siblings", "copies") else None
+        # Else hardly a draft of a random model would be right.
+        oracle = Oracle((*prompt, *truth), 0.7, seed) if name not in ("plain", "copies") else None
         try:
             done = engine.generate(prompt, params, SCHEDULES[name], RunOptions(oracle=oracle)).run()
         except PpsdError as error:
@@ -109,7 +108,7 @@ def main() -> None:
         truth = truth or done.ids
         counts = done.statistics
         answer = {"schedule": name, "seed": seed, "ids": done.ids, "judged": counts.judged}
-        result["answers"].append({**answer, "accepted": counts.accepted, "siblings": counts.siblings})
+        result["answers"].append({**answer, "accepted": counts.accepted})
         result["differences"] += done.ids != truth
         result["fault"] = gpu.fault or gpu.first_race
         if result["fault"] or list(done.ids) != job.get("truth", list(done.ids)):

@@ -64,7 +64,7 @@ def jobs(seeds: int) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
         for request in REQUESTS:
             yield f"sm_{sm} {format} {request}", {**each, "schedules": ["turns", "overlap"], "request": request}, {}
         yield f"sm_{sm} {format} feedback", {**each, "schedules": ["fixed", "overlap"], "feedback": True}, {}
-        yield f"sm_{sm} {format} long", {**each, "schedules": ["fixed", "siblings"], "prompt": LONG}, {}
+        yield f"sm_{sm} {format} long", {**each, "schedules": ["fixed", "turns"], "prompt": LONG}, {}
         yield f"sm_{sm} {format} eager", {**each, "schedules": ["turns"]}, {"PPSD_CUDA_EAGER": "1"}
         yield f"sm_{sm} {format} alone", {**each, "schedules": ["fixed", "overlap"]}, {"PPSD_NO_PDL": "1"}
     for turn in zip_longest(*turns):  # every format has had its share wherever the campaign stops

@@ -19,26 +19,12 @@ void attend_span(const KvCache& cache, int kv_head, int span, Query* queries, Re
   const int count = std::min(queries[Q - 1].position - first + 1, kSpan);
   alignas(64) float weights[Q][kSpan];
   for (int j = 0; j * kPanel < count; j += J) score<Q, J, S>(cache, at, j, queries, ahead, weights);
-  const auto own = [&](int i) { return queries[i].key != nullptr && queries[i].position < first + kSpan; };
-  for (int i = 0; i < Q; ++i)
-    if (own(i)) weights[i][queries[i].position - first] = score_own<S>(queries[i], head_dim);
-
   float shrink[16] = {};
   soften<Q>(queries, first, count, [](V x) { return exp(x); }, weights, shrink);
-
-  // A sibling's own value comes last of all that it sees, as it would from the cache.
-  float own_weights[Q] = {};
-  for (int i = 0; i < Q; ++i)
-    if (own(i)) own_weights[i] = std::exchange(weights[i][queries[i].position - first], 0.0f);
 
   int c = 0;
   for (; c + J * kPanel <= head_dim; c += J * kPanel) mix<Q, J, S>(cache, at, count, c, queries, ahead, weights, shrink);
   for (; c < head_dim; c += kPanel) mix<Q, 1, S>(cache, at, count, c, queries, ahead, weights, shrink);
-  for (int i = 0; i < Q; ++i)
-    for (c = 0; own(i) && c < head_dim; c += kPanel) {
-      const V v = load_cached<S>(queries[i].value, c);
-      Simd::store(queries[i].mixed + c, Simd::fma(v, Simd::set1(own_weights[i]), Simd::load(queries[i].mixed + c)));
-    }
 }
 
 template <int Q, Stored S>
@@ -57,25 +43,15 @@ void attend_unit(const AttendPhase& phase, int unit) {
   const int kv_head = unit / parts, part = unit % parts, all = phase.rows * group;
   const int begin = part * all / parts, count = (part + 1) * all / parts - begin;
   ReadAhead none, *ahead = phase.ahead ? phase.ahead : &none;
-  const Siblings* siblings = phase.siblings;
-  const int of_text = phase.rows - (siblings ? siblings->rows : 0);
   Query queries[kAttendTogether];
   [[maybe_unused]] QueryBytes bytes[S == Stored::kInt8 ? kAttendTogether : 1];
   for (int i = 0; i < count; ++i) {
-    const int place = (begin + i) / group, row = siblings ? siblings->order[place] : place;
-    const int head = kv_head * group + (begin + i) % group;
+    const int row = (begin + i) / group, head = kv_head * group + (begin + i) % group;
     const size_t at = (size_t(row) * phase.heads + head) * head_dim;
-    queries[i] = {phase.queries + at, phase.mixed + at, phase.start + row, -kInfinity, 0.0f, nullptr, nullptr, nullptr, 0};
+    queries[i] = {phase.queries + at, phase.mixed + at, phase.start + row, -kInfinity, 0.0f, nullptr, 0};
     if constexpr (S == Stored::kInt8) {
       make_query(queries[i].q, head_dim, &bytes[i]);
       queries[i].bytes = &bytes[i];
-    }
-    if (row >= of_text) {
-      const int position = siblings->positions[row - of_text];
-      const size_t slot = (size_t(position % kSiblings) * cache.kv_heads + kv_head) * row_bytes(S, head_dim);
-      queries[i].position = position;
-      queries[i].key = siblings->keys + slot;
-      queries[i].value = siblings->values + slot;
     }
     if (phase.window > 0) queries[i].from = std::max(0, queries[i].position - phase.window + 1);
     std::fill(queries[i].mixed, queries[i].mixed + head_dim, 0.0f);

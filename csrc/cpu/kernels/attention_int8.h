@@ -62,32 +62,15 @@ inline void score_bytes(const KvCache& cache, const uint8_t* keys, int j, const 
   }
 }
 
-// The score of a sibling's own key: the same integers, and the same products and sums of floats.
-inline float own_score_bytes(const Query& query, int head_dim) {
-  V sum = Simd::zero();
-  for (int b = 0; b < head_dim / kBlock; ++b) {
-    const int8_t* key = reinterpret_cast<const int8_t*>(query.key) + b * kBlock;
-    const int8_t* q = reinterpret_cast<const int8_t*>(query.bytes->words) + b * kBlock;
-    int32_t dot = 0;
-    for (int c = 0; c < kBlock; ++c) dot += int32_t(key[c]) * q[c];
-    const V scale = Simd::mul(Simd::set1(scale_aside(query.key, head_dim, b)), Simd::set1(query.bytes->scales[b]));
-    sum = Simd::fma(Simd::to_float(Simd::seti(dot)), scale, sum);
-  }
-  float scores[kPanel];
-  Simd::store(scores, sum);
-  return scores[0];
-}
-
 // What a query takes of a block of the span's values: shares (weights times the values' scales) as whole numbers of a unit.
 struct Taken {
   alignas(64) uint32_t words[kSpan / 4];   // of four positions each
-  float unit, own;                         // own: of a sibling's own value
+  float unit;
 };
 
-inline void take(const KvCache& cache, const uint8_t* values, int count, int b, const float* weights, float own_share,
-                 Taken& out) {
+inline void take(const KvCache& cache, const uint8_t* values, int count, int b, const float* weights, Taken& out) {
   const size_t step = KvCache::panel_bytes(cache.head_dim);
-  V shares[kSpan / kPanel], most = Simd::set1(own_share);
+  V shares[kSpan / kPanel], most = Simd::zero();
   PPSD_UNROLL
   for (int j = 0; j < kSpan / kPanel; ++j) {
     shares[j] = Simd::zero();
@@ -102,12 +85,6 @@ inline void take(const KvCache& cache, const uint8_t* values, int count, int b, 
   for (int j = 0; j < kSpan / kPanel; ++j)
     Simd::store_u8(reinterpret_cast<uint8_t*>(out.words) + j * kPanel, Simd::to_int(Simd::mul(shares[j], inverse)));
   out.unit = largest / float(Simd::kMostShare);
-  out.own = 0.0f;
-  if (own_share > 0.0f) {
-    float own[kPanel];
-    Simd::store(own, Simd::to_float(Simd::to_int(Simd::mul(Simd::set1(own_share), inverse))));
-    out.own = own[0];
-  }
 }
 
 // J panels of channels from c on, of one block: what is mixed so far, shrunk, plus the shares of the span's values. Those
@@ -139,15 +116,8 @@ inline void mix_bytes(const KvCache& cache, const uint8_t* values, int count, in
     PPSD_UNROLL
     for (int p = 0; p < J; ++p) {
       float* mixed = queries[i].mixed + c + p * kPanel;
-      V whole = Simd::to_float(sum[i][p]);
-      if (taken[i].own > 0.0f) {
-        const int8_t* own = reinterpret_cast<const int8_t*>(queries[i].value) + c + p * kPanel;
-        float value[kPanel];
-        for (int l = 0; l < kPanel; ++l) value[l] = float(own[l]);
-        whole = Simd::fma(Simd::load(value), Simd::set1(taken[i].own), whole);
-      }
       const V before = Simd::mul(Simd::load(mixed), Simd::set1(shrink[i]));
-      Simd::store(mixed, Simd::fma(whole, Simd::set1(taken[i].unit), before));
+      Simd::store(mixed, Simd::fma(Simd::to_float(sum[i][p]), Simd::set1(taken[i].unit), before));
     }
 }
 
@@ -161,21 +131,11 @@ void attend_span_bytes(const KvCache& cache, int kv_head, int span, Query* queri
   const int count = std::min(queries[Q - 1].position - first + 1, kSpan);
   alignas(64) float weights[Q][kSpan];
   for (int j = 0; j * kPanel < count; j += J) score_bytes<Q, J>(cache, keys, j, queries, ahead, weights);
-  const auto own = [&](int i) { return queries[i].key != nullptr && queries[i].position < first + kSpan; };
-  for (int i = 0; i < Q; ++i)
-    if (own(i)) weights[i][queries[i].position - first] = own_score_bytes(queries[i], head_dim);
-
-  float shrink[16] = {}, own_weights[Q] = {};
+  float shrink[16] = {};
   soften<Q>(queries, first, count, [](V x) { return exp2_rough(x); }, weights, shrink);
-  for (int i = 0; i < Q; ++i)
-    if (own(i)) own_weights[i] = std::exchange(weights[i][queries[i].position - first], 0.0f);
-
   for (int b = 0; b < head_dim / kBlock; ++b) {
     Taken taken[Q];
-    for (int i = 0; i < Q; ++i) {
-      const float own_share = own(i) ? own_weights[i] * scale_aside(queries[i].value, head_dim, b) : 0.0f;
-      take(cache, values, count, b, weights[i], own_share, taken[i]);
-    }
+    for (int i = 0; i < Q; ++i) take(cache, values, count, b, weights[i], taken[i]);
     for (int c = b * kBlock; c < (b + 1) * kBlock; c += kChannels * kPanel)
       mix_bytes<Q, kChannels>(cache, values, count, c, queries, ahead, taken, shrink);
   }

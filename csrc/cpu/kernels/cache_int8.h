@@ -53,17 +53,5 @@ inline void put_value_bytes(const KvCache& cache, int head, int position, int ch
   scales_of(panel, cache.head_dim)[channel / kBlock * kPanel + lane] = value.scale;
 }
 
-// Of a sibling, apart: [head_dim] int8, then [head_dim / 32] scales.
-inline void put_aside_bytes(uint8_t* slot, int head_dim, int channel, const Bytes& bytes) {
-  std::memcpy(slot + channel, bytes.whole, kBlock);
-  std::memcpy(slot + head_dim + channel / kBlock * 4, &bytes.scale, 4);
-}
-
-inline float scale_aside(const uint8_t* slot, int head_dim, int block) {
-  float scale;
-  std::memcpy(&scale, slot + head_dim + block * 4, 4);
-  return scale;
-}
-
 }  // namespace
 }  // namespace ppsd

@@ -1,4 +1,4 @@
-// Keys and values on their way into the cache, or aside, those of siblings.
+// Keys and values on their way into the cache.
 #pragma once
 
 #include "cache_int8.h"
@@ -29,48 +29,26 @@ inline void put_value(const KvCache& cache, int head, int position, int channel,
   else Simd::store_bf16(reinterpret_cast<uint16_t*>(cache.values) + at, v);
 }
 
-// Of a key or a value of a sibling, apart.
-inline size_t row_bytes(Stored stored, int head_dim) {
-  if (stored == Stored::kInt8) return KvCache::panel_bytes(head_dim) / kPanel;
-  return size_t(head_dim) * (stored == Stored::kFp32 ? 4 : 2);
-}
-
-inline void put_aside(uint8_t* slot, Stored stored, int channel, V x) {
-  if (stored == Stored::kFp32) Simd::store(reinterpret_cast<float*>(slot) + channel, x);
-  else Simd::store_bf16(reinterpret_cast<uint16_t*>(slot) + channel, x);
-}
-
 // Where the keys and values of a pass go. An int8 cache takes two panels of outputs together, a block: the first one waits.
 struct Keep {
   const QkvPhase& phase;
-  const int of_text;
   V waiting[kPassRows];
 
-  explicit Keep(const QkvPhase& p) : phase(p), of_text(p.rows - (p.siblings ? p.siblings->rows : 0)) {}
+  explicit Keep(const QkvPhase& p) : phase(p) {}
 
-  int position(int r) const {
-    if (phase.positions) return phase.positions[r];
-    return r < of_text ? phase.start + r : phase.siblings->positions[r - of_text];
-  }
+  int position(int r) const { return phase.positions ? phase.positions[r] : phase.start + r; }
   void put(bool value, int r, int kv_head, int channel, V x) {
     const int place = position(r) % kSpan;
     const KvCache cache = phase.cache[phase.positions ? r : 0].of_span(position(r) / kSpan);
-    uint8_t* aside = nullptr;
-    if (r >= of_text) {
-      const size_t slot = size_t(position(r) % kSiblings) * cache.kv_heads + kv_head;
-      aside = (value ? phase.siblings->values : phase.siblings->keys) + slot * row_bytes(cache.stored, cache.head_dim);
-    }
     if (cache.stored != Stored::kInt8) {
-      if (aside) put_aside(aside, cache.stored, channel, x);
-      else if (value) put_value(cache, kv_head, place, channel, x);
+      if (value) put_value(cache, kv_head, place, channel, x);
       else put_key(cache, kv_head, place, channel, x);
     } else if (channel % kBlock == 0) {
       waiting[r] = x;
     } else {
       const Bytes bytes = to_bytes(waiting[r], x);
       channel -= kPanel;
-      if (aside) put_aside_bytes(aside, cache.head_dim, channel, bytes);
-      else if (value) put_value_bytes(cache, kv_head, place, channel, bytes);
+      if (value) put_value_bytes(cache, kv_head, place, channel, bytes);
       else put_key_bytes(cache, kv_head, place, channel, bytes);
     }
   }

@@ -38,7 +38,6 @@ struct Query {
   float* mixed;                  // [head_dim], to be divided by `total` at the end
   int position;
   float largest, total;          // of the scores so far, and of their exponentials
-  const uint8_t *key, *value;    // null; or of a sibling, to be taken at its position for what the cache holds there
   const QueryBytes* bytes;       // q for a cache of int8
   int from;                      // the first position that it sees
 };
@@ -96,20 +95,6 @@ inline void mix(const KvCache& cache, size_t values, int count, int c, const Que
   for (int i = 0; i < Q; ++i)
     PPSD_UNROLL
     for (int p = 0; p < J; ++p) Simd::store(queries[i].mixed + c + p * kPanel, mixed[i][p]);
-}
-
-// The score of a sibling's own key: the same chain of products and sums as in `score`.
-template <Stored S>
-inline float score_own(const Query& query, int head_dim) {
-  V sum = Simd::zero();
-  for (int c = 0; c < head_dim; c += kPanel) {
-    float k[kPanel];
-    Simd::store(k, load_cached<S>(query.key, c));
-    for (int l = 0; l < kPanel; ++l) sum = Simd::fma(Simd::set1(k[l]), Simd::set1(query.q[c + l]), sum);
-  }
-  float scores[kPanel];
-  Simd::store(scores, sum);
-  return scores[0];
 }
 
 // Of scores [query][position of the span] the weights, by `power`, which is of the base that the scores are in; and how much

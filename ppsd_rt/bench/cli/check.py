@@ -42,8 +42,6 @@ SCHEDULES = (
     "elastic:lookup=2,stop_rule=survival",
     "recycle",
     "eesd:length=12,recycle=on,stop_rule=survival",
-    "eesd:stop_rule=fixed,siblings=0.005",
-    "elastic:siblings=0.005,stop_rule=survival",
 )
 
 COLUMNS = columns(
@@ -96,8 +94,9 @@ def _fits(engine: Engine, schedule: Schedule | Auto) -> bool:
     """Can this model and backend run it? (`auto` always can, but has nothing to show without a head and copies.)"""
     if isinstance(schedule, Auto):
         return engine.head is not None or engine.backend.copies
-    able = (engine.backend.copies or not schedule.copies) and (engine.backend.siblings or not schedule.siblings)
-    able = able and not (schedule.overlap and engine.head is not None and engine.head.kind == EAGLE3)
+    able = (engine.backend.copies or not schedule.copies) and not (
+        schedule.overlap and engine.head is not None and engine.head.kind == EAGLE3
+    )
     return able and (engine.head is not None or not schedule.drafts)
 
 

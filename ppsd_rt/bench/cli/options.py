@@ -187,7 +187,6 @@ def simulate_options(parser: argparse.ArgumentParser) -> None:
     add = group(parser, "what to simulate (lists: every combination)")
     add("--stages N,N,...", "devices in the pipeline, the first of them drafts [4]", list_of(at_most(MOST_STAGES)))
     add("--acceptance P,P,...", "of a draft token [0.8]", list_of(probability), default=[0.8])
-    add("--second P", "of its sibling, where the draft is wrong [0]", probability, default=0.0)
     add("--link-ms T,T,...", "delay of every link [0]", list_of(milliseconds), default=[0.0])
     add(
         "--schedule NAME",

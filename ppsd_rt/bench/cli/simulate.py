@@ -42,7 +42,7 @@ class Pipeline:
 
 def run(args: argparse.Namespace) -> int:
     file = result_file(args)
-    schedules = _schedules(args.schedule or SCHEDULES, args.second)
+    schedules = _schedules(args.schedule or SCHEDULES)
     if not 0 <= args.seed < 2**64:
         raise UsageError(f"--seed must be from 0 to 2**64 - 1, not {args.seed}")
     model = _model(args)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             for (pipeline, link_ms, chance), (name, schedule) in product(combinations, schedules.items()):
                 costs = pipeline.costs(link_ms / 1e3)
-                found = simulate(schedule, costs, chance, args.tokens, args.seed, trace=True, second=args.second)
+                found = simulate(schedule, costs, chance, args.tokens, args.seed, trace=True)
                 if trace and (pipeline, link_ms, chance) == combinations[0]:
                     trace.add(found.spans, name)
                 case = {"stages": len(pipeline.seconds), "link_ms": link_ms, "acceptance": chance, "schedule": name}
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 # -- what to simulate --------------------------------------------------------------------------------------------------
 
 
-def _schedules(names: Sequence[str], second: float) -> dict[str, Schedule]:
+def _schedules(names: Sequence[str]) -> dict[str, Schedule]:
     schedules = {}
     for name in names:
         schedule = parse_schedule(name)
@@ -82,8 +82,6 @@ def _schedules(names: Sequence[str], second: float) -> dict[str, Schedule]:
             raise UsageError(
                 f"schedule {name}: what can be copied depends on the text; simulated text never repeats itself"
             )
-        if schedule.siblings and not second:
-            raise UsageError(f"schedule {name}: how often are second choices right? say so with --second")
         schedules[name] = schedule
     return schedules
 

@@ -10,8 +10,7 @@ from toys import schedules
 
 from ppsd_rt._native import testing
 from ppsd_rt.bench.simulate import simulate, utilisation
-from ppsd_rt.pipeline.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named, parse_schedule
-from ppsd_rt.planning.closed_forms import closed_form
+from ppsd_rt.pipeline.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named
 
 PPSD = named("ppsd")
 
@@ -96,21 +95,6 @@ def test_any_schedule_commits_the_plain_text(schedule, acceptance, step, head, v
         assert all(end <= begin + 1e-3 for (_, end), (begin, _) in pairwise(spans))
     least = min(step, *verify) * 120 / MAX_ROWS
     assert simulation.seconds >= least
-
-
-@pytest.mark.parametrize("name", ["ppsd", "elastic"])
-def test_siblings_under_way_shorten_what_follows_a_rejection(name):
-    """The same text by the same drafts. 1.11 was simulated in ticks (docs/history/benchmarks.md), for `ppsd`."""
-    stage = table(0.98, 0.02)
-    costs = stage_costs(stage, 0.0, (stage,) * 3)
-    without, with_siblings = (
-        simulate(parse_schedule(text), costs, 0.66, 20_000, second=0.41) for text in (name, f"{name}:siblings=0.01")
-    )
-    assert with_siblings.tokens == without.tokens
-    assert with_siblings.statistics.rescued > 1000
-    gain = with_siblings.tokens_per_second / without.tokens_per_second
-    assert 1.09 < gain < 1.18
-    assert closed_form(parse_schedule(f"{name}:siblings=0.01"), costs, 0.66) is None
 
 
 def test_utilisation_by_hand():

@@ -12,7 +12,7 @@ from ppsd_rt.pipeline.schedule import parse_schedule
 
 # Longer than every window, than a span of positions of the attention kernels (64), and than a pass of rows.
 PROMPT = "The quick brown fox jumps over the lazy dog, " * 4
-SCHEDULES = ["eesd", "ppsd", "elastic", "elastic:lookup=2", "eesd:length=3,lookup=1,siblings=0.0001"]
+SCHEDULES = ["eesd", "ppsd", "elastic", "elastic:lookup=2", "eesd:length=3,lookup=1"]
 SAMPLINGS = [
     SamplingParams(max_tokens=50, ignore_eos=True),
     SamplingParams(max_tokens=50, ignore_eos=True, temperature=0.9, seed=5),

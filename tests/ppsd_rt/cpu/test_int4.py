@@ -310,7 +310,7 @@ def test_drafts_in_int4_change_no_answer(tmp_path, params):
     loud_head(Checkpoint(folder).hash).save(path)
     engine = load(folder, "int4", 2, path)
     plain = engine.generate([1, 2, 3], params, "plain").run()
-    for schedule in ("eesd", "elastic", "ppsd", "auto", "eesd:siblings=0.05"):
+    for schedule in ("eesd", "elastic", "ppsd", "auto", "eesd"):
         answer = engine.generate([1, 2, 3], params, schedule).run()
         assert answer.ids == plain.ids
     assert load(folder, "int4", 1).generate([1, 2, 3], params, "plain").run().ids == plain.ids

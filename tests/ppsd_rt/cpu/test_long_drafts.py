@@ -8,8 +8,8 @@ from ppsd_rt._native import PASS_ROWS
 from ppsd_rt.generation import Committed
 
 SEEDS = {  # so that there are long drafts
-    "elastic:lookahead=200,lookup=1,siblings=0.000001": range(20),
-    "ppsd:lookahead=1024,lookup=1,recycle=on,siblings=0.000000001": range(20),
+    "elastic:lookahead=200,lookup=1": range(20),
+    "ppsd:lookahead=1024,lookup=1,recycle=on": range(20),
 }
 
 

@@ -54,7 +54,6 @@ class Request:
         self.prompt, self.params, self.schedule = prompt, params, schedule
         self.arrives, self.leaves = arrives, leaves
         self.ids, self.logprobs, self.judged, self.answer, self.over = [], [], [], None, False
-        self.rescued = self.siblings = 0
 
     @property
     def end(self):
@@ -80,8 +79,6 @@ class Request:
                 self.ids += event.committed
                 self.logprobs += event.logprobs
                 self.judged.append([draft.token for draft in event.judged])
-                self.rescued += event.rescued
-                self.siblings += event.siblings
 
     def alone(self, engine):
         completion = engine.generate(self.prompt, self.params, "plain").run()
@@ -279,35 +276,6 @@ def test_timelines_and_oracles_in_company(engine):
         judged = [id for drafts in request.judged for id in drafts]
         assert all(len(drafts) == len(request.judged[1]) for drafts in request.judged[1:-2])
         assert set(judged) <= set(request.ids)
-
-
-@pytest.mark.parametrize("lookup", ["", ",lookup=2"])
-def test_siblings_of_an_answer_alone_and_none_in_company(engine, lookup):
-    """A rescued round commits what the sibling's row gave; when company comes, decoding goes on without siblings."""
-    schedule = f"eesd:length=4,stop_rule=fixed,siblings=0.001{lookup}"
-    generator = random.Random(4)
-    prompt = [generator.randrange(5, 250) for _ in range(40)]
-    alone, company = (Request(prompt, SamplingParams(max_tokens=300, ignore_eos=True), schedule) for _ in range(2))
-    truth = (*prompt, *engine.generate(prompt, alone.params, "plain").run().ids)
-    oracle = Oracle(truth, acceptance=0.5, second=0.8, seed=3)
-    loop = loop_of(engine)
-    alone.add_to(loop, engine, oracle=oracle)
-    while len(alone.ids) < 200:
-        assert loop.step()
-        alone.take()
-    assert alone.rescued > 20
-    company.add_to(loop, engine)
-    while not company.ids:
-        assert loop.step()
-        alone.take(), company.take()
-    before = alone.siblings
-    while len(alone.ids) < 250:
-        assert loop.step()
-        alone.take(), company.take()
-    assert alone.siblings == before
-    while loop.step():
-        alone.take(), company.take()
-    check(engine, [alone, company])
 
 
 def test_a_small_cache(engine):

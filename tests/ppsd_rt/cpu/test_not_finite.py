@@ -112,7 +112,7 @@ def test_an_exit_head_that_overflows_is_wrong_and_harmless(tmp_path, params):
         folder, exit_head=str(tmp_path / "head.safetensors"), backend="cpu", dtype="float32"
     )
     plain = engine.generate([1, 2, 3], params, "plain").run().ids
-    for schedule in ("eesd", "eesd:stop_rule=calibrated", "eesd:siblings=0.05", "elastic", "auto"):
+    for schedule in ("eesd", "eesd:stop_rule=calibrated", "eesd", "elastic", "auto"):
         assert engine.generate([1, 2, 3], params, schedule).run().ids == plain
 
 

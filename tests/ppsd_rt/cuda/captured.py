@@ -97,8 +97,6 @@ def answer(engine, schedule, trace=False, params=PARAMS, prompt=PROMPT):
     return {
         "ids": completion.ids,
         "judged": completion.statistics.judged,
-        "siblings": completion.statistics.siblings,
-        "rescued": completion.statistics.rescued,
         "launches": engine.backend.facts()["launches"],
         "punctual": FakeRecorder.punctual,
         "streams": len(streams),
@@ -119,10 +117,10 @@ def answers(folder):
     return result
 
 
-def siblings(folder):
+def rounds(folder):
     engine, prompt = engine_of(folder), [17, 17, 17]
-    schedules = {"plain": "plain", "fixed": "eesd:length=2,stop_rule=fixed,siblings=0.0001"}
-    schedules["turns"] = "eesd:length=2,stop_rule=survival=0.001,siblings=0.0001"
+    schedules = {"plain": "plain", "fixed": "eesd:length=2,stop_rule=fixed"}
+    schedules["turns"] = "eesd:length=2,stop_rule=survival=0.001"
     schedules["copies"] = "recycle:lookup=1"
     result = {name: answer(engine, schedule, prompt=prompt) for name, schedule in schedules.items()}
     result["auto"] = answer(engine, "auto", prompt=prompt)
@@ -144,7 +142,7 @@ def devices(folder):
         "draft apart, eesd, sampled": (
             "cpu:0,cpu:1",
             (1, 2),
-            "eesd:length=2,stop_rule=survival,siblings=0.001",
+            "eesd:length=2,stop_rule=survival",
             sampled,
         ),
         "shared, ppsd, penalised": ("cpu:0,cpu:1", (2, 1), "ppsd", penalised),

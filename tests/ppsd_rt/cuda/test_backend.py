@@ -140,64 +140,6 @@ def verified_rows(engine):
     return [*caches, buffers.exit_hidden[:end].clone()]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "params"),
-    [
-        slow("eesd:length=3,stop_rule=fixed", replace(SHORTER, temperature=0.9, seed=19)),
-        slow("eesd:length=3,stop_rule=fixed", replace(LONG, temperature=1.0, seed=6)),
-        slow("eesd:length=4,stop_rule=survival=0.001,lookup=3", SHORTER),
-        slow("eesd:first_chunk=0,max_chunk=2,lookahead=9,stop_rule=fixed", SHORTER),
-    ],
-)
-def test_siblings_are_right_at_times_and_change_no_answer(engine, schedule, params):
-    prompt = [61] * 58  # the answer goes over the border of a tile
-    plain = engine.generate(prompt, params, "plain").run()
-    alone = verified_rows(engine)
-    generation = engine.generate(prompt, params, f"{schedule},siblings=0.0001")
-    rounds = [event.round for event in generation.events() if isinstance(event, Committed)]
-    assert generation.completion.ids == plain.ids
-    for ours, theirs in zip(verified_rows(engine), alone, strict=True):
-        assert torch.equal(ours, theirs), "an adopted row has the bits of one that ran by itself"
-    statistics = generation.statistics
-    assert statistics.siblings >= statistics.rescued > 0
-    assert statistics.siblings == sum(round.siblings for round in rounds)
-    for round in (round for round in rounds if round.rescued):
-        assert len(round.committed) == round.accepted + 2
-        assert round.judged[-1].sibling == round.committed[round.accepted]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(ON_GPU, reason="rounds otherwise")
-def test_after_a_rescue_a_feedback_head_drafts_as_torch_does(folder, tmp_path):
-    """From what the last layer made of the sibling's row, and what the head's own layers make of it."""
-    path = tmp_path / "head.safetensors"
-    loud_head(Checkpoint(folder).hash, exit_layer=1, **SMALL).save(path)
-    told = []
-    for backend, device in (("cuda", DEVICE), ("torch", "cpu")):
-        engine = Engine.from_pretrained(folder, exit_head=path, backend=backend, device=device, dtype="float32")
-        schedule = parse_schedule("eesd:length=3,stop_rule=fixed,siblings=0.0001")
-        generation = engine.generate([85] * 5, LONG, schedule, RunOptions(report_drafts=True))
-        events = list(generation.events())
-        rounds = [event.round for event in events if isinstance(event, Committed)]
-        rounds = [round for round in rounds if round.position < 17]  # later there may be no places for siblings
-        assert sum(round.rescued for round in rounds) > 2
-        drafts = {event.position: event.token for event in events if isinstance(event, Drafted) and event.position < 17}
-        told.append(([(round.committed, round.siblings, round.rescued) for round in rounds], drafts))
-    assert told[0] == told[1]
-
-
-@pytest.mark.slow
-def test_there_are_no_siblings_under_a_penalty_or_an_oracle(engine, plain):
-    schedule = "eesd:length=3,stop_rule=fixed,siblings=0.0001"
-    penalised = replace(GREEDY, repetition_penalty=1.2)
-    completion = engine.generate(PROMPT, penalised, schedule).run()
-    assert completion.statistics.siblings == 0
-    options = RunOptions(oracle=Oracle((*PROMPT, *plain[GREEDY]), 0.0))
-    completion = engine.generate(PROMPT, GREEDY, schedule, options).run()
-    assert completion.ids == plain[GREEDY]
-    assert (completion.statistics.siblings, completion.statistics.accepted) == (0, 0)
-
-
 def test_an_oracles_drafts_and_reports_of_them(engine, plain):
     truth = (*PROMPT, *plain[GREEDY])
     options = RunOptions(report_drafts=True, oracle=Oracle(truth, 1.0))
@@ -291,7 +233,7 @@ def test_logits_that_are_no_numbers_end_the_answer(tmp_path, overflows, params):
 
 @pytest.mark.parametrize("schedule", [slow("plain"), slow("eesd:length=3,stop_rule=fixed"), "elastic"])
 def test_and_where_they_come_in_the_middle_of_an_answer(tmp_path, plain, schedule):
-    """With siblings, and where passes are under way. The answers after it are as ever."""
+    """Also where passes are under way. The answers after it are as ever."""
     second = plain[GREEDY][1]
     broken = engine_of(write_model(tmp_path / "model", **SMALL))
     embedding = broken.backend._weights.embedding

@@ -8,7 +8,6 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from types import SimpleNamespace
 
 from ppsd_rt.cuda import calibrate
-from ppsd_rt.cuda.graphs import Steps
 from ppsd_rt.pipeline.schedule import MAX_ROWS
 
 ROW, DRAFT, PASS, PLAIN = 11, 12, 13, 15  # graphs
@@ -61,7 +60,7 @@ def costs_of(*slower, longest=2048):
     """slower: beside something else; the first time, the second, and so on."""
     text = Text(longest=longest)
     lanes = Lanes(slower, text)
-    graphs = SimpleNamespace(apart=False, lanes=lanes, plain=Steps(DRAFT, ROW, {0: PLAIN}, [PASS]))
+    graphs = SimpleNamespace(apart=False, lanes=lanes, draft=DRAFT, row=ROW, rounds={0: PLAIN}, verify=[PASS])
     return calibrate.calibrate(text, graphs)
 
 
@@ -113,7 +112,7 @@ class Apart:
     """Graphs on two GPUs: of a pass, 4 on the one that drafts, 6 on the other."""
 
     apart = True
-    plain = Steps(DRAFT, ROW, {}, [PASS, PASS + 1])
+    draft, row, verify = DRAFT, ROW, [PASS, PASS + 1]
 
     def __init__(self, shared, slower):
         self.drafts_beside_a_stage, self.lanes = shared, self

@@ -12,7 +12,6 @@ from stage_support import PROMPT, VOCAB, model_of, plain_of, weights_of
 from support import slow
 
 from ppsd_rt import _native
-from ppsd_rt.backend import Oracle
 from ppsd_rt.cuda.eagle import Eagle
 from ppsd_rt.cuda.passes import PAGE, CudaPasses
 from ppsd_rt.cuda.stages import DeviceStages
@@ -43,7 +42,7 @@ class Text:
 def together(passes, texts, counts):
     """A pass over so many rows of each text."""
     wheres, x = zip(*(text.next(count) for text, count in zip(texts, counts, strict=True)), strict=True)
-    passes.late(wheres, passes.early(wheres, np.concatenate(x), (), None), (), None)
+    passes.late(wheres, passes.early(wheres, np.concatenate(x), None), None)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +87,8 @@ def test_rows_have_the_bits_of_one_answer_alone(changes, format):
 def test_rows_come_back_from_the_last_layer_where_the_head_receives_them(kind):
     passes = CudaPasses(weights_of(model_of(num_hidden_layers=2), kind, 1), 2)
     where = [(0, 3, [0], 2)]
-    rows = passes.early(where, passes.embed(PROMPT[:3]), (), None)
-    last, _ = passes.late(where, rows, (), None)
+    rows = passes.early(where, passes.embed(PROMPT[:3]), None)
+    last, _ = passes.late(where, rows, None)
     assert (last is not None) == (kind == "feedback")
     assert last is None or (last.shape == rows.shape and not np.array_equal(last, rows))
 
@@ -128,37 +127,17 @@ def test_answers_side_by_side_are_what_each_is_alone(kind, draft_ids):
     assert loop.counts["draft_rows"] > 0
 
 
-def test_siblings_of_an_answer_alone():
-    model = model_of(num_hidden_layers=2)
-    truth = plain_of(model, PROMPT[:5], SamplingParams(), 17)
-    loop = _native.Loop.of_passes(CudaPasses(weights_of(model, "norm", 1), 4), 4, 8, 16)
-    schedule = parse_schedule("eesd:length=3,stop_rule=fixed,siblings=0.001")
-    oracle = Oracle(tuple(truth), acceptance=0.4, second=0.9, seed=3)
-    stream = loop.add(PROMPT[:5], SamplingParams(), schedule, Limits(17), oracle=oracle)
-    rounds = [event for event in stream if isinstance(event, Round)]
-    assert [*PROMPT[:5], *(token for round in rounds for token in round.committed)] == truth
-    assert sum(round.rescued for round in rounds) > 1
-
-
-def test_siblings_and_copied_pages_have_the_bits_of_rows_of_their_text():
+def test_copied_pages_have_the_bits_of_rows_of_their_text():
     passes = CudaPasses(weights_of(model_of(num_hidden_layers=2), "norm", 1), 3)
-    drafted, beside = [*PROMPT[:9], 4, 6], [*PROMPT[:9], 8, 6]
-    text, alone = Text(passes, drafted, 5, [0]), Text(passes, beside, 5, [1])
+    text, alone = (Text(passes, [*PROMPT[:9], 8, 6], 5, [page]) for page in (0, 1))
     for one in (text, alone):
-        together(passes, [one], [9])
-    together(passes, [alone], [1])
-    expected = passes.logits([(0, 9)])
-    where, x = text.next(1)
-    rows = passes.early([where], np.concatenate((x, passes.embed([8]))), [9], None)
-    passes.late([where], rows, [9], None)
-    assert np.array_equal(passes.logits([(1, 9)]), expected)
-    passes.adopt(9, 0, True)
+        together(passes, [one], [10])
     passes.change((), [(0, 2)])
     text.pages = [2]
     together(passes, [text], [1])
-    adopted = passes.logits([(0, 10)])
+    copied = passes.logits([(0, 10)])
     together(passes, [alone], [1])
-    assert np.array_equal(adopted, passes.logits([(0, 10)]))
+    assert np.array_equal(copied, passes.logits([(0, 10)]))
 
 
 def test_what_is_no_number_chooses_nothing():
@@ -186,7 +165,7 @@ def test_rows_of_one_answer_alone_may_stand_in_pages():
         for to, layer in zip(mine, theirs, strict=True):
             to[:, seats] = layer[:, : len(text) - 1]
     where = [(len(text) - 1, 1, pages, 0)]
-    passes.late(where, passes.early(where, passes.embed(text[-1:]), (), None), (), None)
+    passes.late(where, passes.early(where, passes.embed(text[-1:]), None), None)
     assert np.array_equal(passes.logits([(0, len(text) - 1)]), expected)
 
 

@@ -1,7 +1,6 @@
 """The loop over toys: whatever the schedules, company and room, each answer is what the readable sampler says."""
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -50,8 +49,6 @@ def test_every_answer_is_the_twins(asked, noise, seed, blocks, at_once):
     answers = []
     for number, (schedule, options, automatic) in enumerate(asked):
         params = SamplingParams(**options, seed=seed + number)
-        if any(name.endswith("penalty") for name in options):
-            schedule = replace(schedule, siblings=0.0)  # as an engine sees to
         prompt = [*beginning, *(source.randrange(VOCAB) for _ in range(source.randrange(1, 30)))]
         limits = Limits(len(prompt) + source.randrange(1, 60), frozenset(source.sample(range(VOCAB), number % 2)))
         answers.append((prompt, params, limits, loop.add(prompt, params, schedule, limits, automatic=automatic)))

@@ -58,6 +58,6 @@ def test_fields_are_whole_numbers_in_range(value):
 
 
 def test_fields_may_be_numpys():
-    schedule = Schedule(np.int64(3), np.int32(3), np.int8(3), siblings=np.float32(0))
+    schedule = Schedule(np.int64(3), np.int32(3), np.int8(3))
     assert schedule == Schedule(3, 3, 3)
     assert type(schedule.max_chunk) is int

@@ -20,12 +20,12 @@ class Apart(TorchPasses):
 
     decoded_rows_differ = True
 
-    def early(self, texts, x, siblings, cancelled):
+    def early(self, texts, x, cancelled):
         x, row = x.copy(), 0
         for _, count, _, prompt in texts:
             x[row : row + prompt] += 0.3
             row += count
-        return super().early(texts, x, siblings, cancelled)
+        return super().early(texts, x, cancelled)
 
 
 class Sharing(Apart):

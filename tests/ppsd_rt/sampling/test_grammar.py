@@ -22,7 +22,6 @@ from ppsd_rt.sampling.grammar import Grammars, TokenMask, words
 SCHEDULES = {
     "head": "eesd:length=4,stop_rule=fixed",
     "copies": "eesd:length=4,lookup=1",
-    "siblings": "eesd:length=4,siblings=0.0001",  # of which a grammar makes none
     "overlap": "elastic:max_chunk=5,lookahead=8",
     "ppsd": "ppsd:lookahead=3",
     "auto": AUTO,
@@ -86,7 +85,6 @@ def test_no_schedule_changes_the_answer_and_all_of_it_fits(engine, grammar, samp
             plain.logprobs,
             plain.finish_reason,
         ), name
-        assert answer.statistics.siblings == 0
 
 
 def test_answers_of_every_grammar_do_end(plain):

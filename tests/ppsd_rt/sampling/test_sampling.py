@@ -10,7 +10,6 @@ from ppsd_rt.pipeline.schedule import AUTO
 SCHEDULES = {
     "head": "eesd:length=4,stop_rule=fixed",
     "copies": "eesd:length=4,lookup=1",
-    "siblings": "eesd:length=4,stop_rule=fixed,siblings=0.0001",
     "overlap": "elastic:max_chunk=5,lookahead=8",
     "auto": AUTO,
 }
