@@ -4,39 +4,47 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import PpsdError
 from .files import read_json_object, shown
 
-# model_type -> what transformers takes where the file says nothing, and where that is not what it takes for Llama.
-_FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"bos_token_id": 1, "eos_token_id": 2},
-    "mistral": {
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-        "max_position_embeddings": 131072,
-    },
-    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768},
-    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_position_embeddings": 32768},
-    "smollm3": {
-        "bos_token_id": 128000,
-        "eos_token_id": 128001,
-        "num_key_value_heads": 4,
-        "rope_theta": 2000000.0,
-        "tie_word_embeddings": True,
-        "no_rope_layer_interval": 4,
-        "max_position_embeddings": 32768,
-    },
-}
 
-# model_type -> what its modules in transformers have, whatever the file says. (The other families read the file.)
-_FIXED: dict[str, dict[str, Any]] = {
-    "mistral": {"attention_bias": False, "mlp_bias": False},
-    "qwen2": {"attention_bias": True, "mlp_bias": False},
-    "qwen3": {"mlp_bias": False},
+class Family(NamedTuple):
+    """What one model_type has of its own; which tensors follow from it is in shapes.py."""
+
+    usual: dict[str, Any]  # what transformers takes where the file says nothing, if that is not what Llama has
+    fixed: dict[str, Any]  # what its modules in transformers have, whatever the file says
+    qk_norm: bool = False
+    output_bias: bool = True  # attention_bias speaks of the output's matrix, too
+    gguf: bool = True  # llama.cpp has the family under this name
+    neighbours: bool = False  # there it rotates neighbours, where Hugging Face rotates halves
+
+
+FAMILIES = {
+    "llama": Family({"bos_token_id": 1, "eos_token_id": 2}, fixed={}, neighbours=True),
+    "mistral": Family(
+        {"bos_token_id": 1, "eos_token_id": 2, "num_key_value_heads": 8, "sliding_window": 4096}
+        | {"max_position_embeddings": 131072},
+        fixed={"attention_bias": False, "mlp_bias": False},
+        gguf=False,  # it is llama there
+    ),
+    "qwen2": Family(
+        {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768},
+        fixed={"attention_bias": True, "mlp_bias": False},
+        output_bias=False,
+    ),
+    "qwen3": Family(
+        {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_position_embeddings": 32768},
+        fixed={"mlp_bias": False},
+        qk_norm=True,
+    ),
+    "smollm3": Family(
+        {"bos_token_id": 128000, "eos_token_id": 128001, "num_key_value_heads": 4, "rope_theta": 2000000.0}
+        | {"tie_word_embeddings": True, "no_rope_layer_interval": 4, "max_position_embeddings": 32768},
+        fixed={},
+        neighbours=True,
+    ),
 }
 
 # Far beyond every model there is, and little enough that a damaged file costs neither memory nor time.
@@ -163,10 +171,11 @@ class LlamaConfig:
     def from_dict(cls, raw: Mapping[str, Any], where: str = "config.json") -> "LlamaConfig":
         """Build from the parsed file. Raises PpsdError that names whatever is missing, malformed or not supported."""
         model_type = raw.get("model_type")
-        if not isinstance(model_type, str) or model_type not in _FAMILIES:
-            known = ", ".join(_FAMILIES)
+        family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+        if family is None:
+            known = ", ".join(FAMILIES)
             raise PpsdError(f"{where}: model_type {shown(model_type)} is not supported; supported are {known}")
-        raw = {**_FAMILIES[model_type], **raw, **_FIXED.get(model_type, {})}
+        raw = {**family.usual, **raw, **family.fixed}
         read = Reader(raw, where)
         _refuse_unsupported(raw, where)
 
@@ -191,24 +200,18 @@ class LlamaConfig:
             rope_scaling=scaling,
             tie_word_embeddings=read.boolean("tie_word_embeddings", False),
             attention_bias=bias,
-            attention_output_bias=bias and model_type != "qwen2",
+            attention_output_bias=bias and family.output_bias,
             mlp_bias=read.boolean("mlp_bias", False),
-            qk_norm=model_type == "qwen3",
+            qk_norm=family.qk_norm,
             layer_attention=_layer_attention(raw, read, layers),
             bos_token_id=next(iter(_known_ids(raw, "bos_token_id", where, vocab_size)), None),
             eos_token_ids=_known_ids(raw, "eos_token_id", where, vocab_size),
         )
-        config._check(where)
+        if heads % config.num_key_value_heads:
+            raise read.bad("num_key_value_heads", f"a divisor of the {heads} heads", config.num_key_value_heads)
+        if config.head_dim % 2:
+            raise read.bad("head_dim", "even, as rotary embedding needs pairs", config.head_dim)
         return config
-
-    def _check(self, where: str) -> None:
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise PpsdError(
-                f"{where}: num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            raise PpsdError(f"{where}: head_dim {self.head_dim} is odd; rotary embedding needs pairs")
 
 
 class Reader:
@@ -216,6 +219,9 @@ class Reader:
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.raw, self.where = raw, where
+
+    def bad(self, key: str, what: str, value: Any) -> PpsdError:
+        return PpsdError(f"{self.where}: {key} must be {what}, not {shown(value)}")
 
     def _value(self, key: str, default: Any) -> Any:
         value = self.raw.get(key)
@@ -228,19 +234,19 @@ class Reader:
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         value, most = self._value(key, default), _MOST.get(key, _MOST_OF_OTHERS)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise PpsdError(f"{self.where}: {key} must be a whole number from {least} to {most}, not {shown(value)}")
+            raise self.bad(key, f"a whole number from {least} to {most}", value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value, (least, most) = self._value(key, default), _RANGES[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise PpsdError(f"{self.where}: {key} must be a number from {least:g} to {most:g}, not {shown(value)}")
+            raise self.bad(key, f"a number from {least:g} to {most:g}", value)
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise PpsdError(f"{self.where}: {key} must be true or false, not {shown(value)}")
+            raise self.bad(key, "true or false", value)
         return value
 
 
@@ -250,7 +256,7 @@ def _rope_section(raw: Mapping[str, Any], read: Reader) -> Reader:
     name = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
     section = raw.get(name) or {}
     if not isinstance(section, dict):
-        raise PpsdError(f"{read.where}: {name} must be an object, not {shown(section)}")
+        raise read.bad(name, "an object", section)
     return Reader(section, f"{read.where}: {name}")
 
 
@@ -327,8 +333,7 @@ def _factors(section: Reader, key: str, count: int) -> tuple[float, ...]:
         for value in numbers
     )
     if len(numbers) != count or not all(good):
-        what = f"{count} numbers from {_LEAST_FACTOR:g} to {_MOST_FACTOR:g}"
-        raise PpsdError(f"{section.where}: {key} must be a list of {what}, not {shown(values)}")
+        raise section.bad(key, f"a list of {count} numbers from {_LEAST_FACTOR:g} to {_MOST_FACTOR:g}", values)
     return tuple(map(float, numbers))
 
 
@@ -353,8 +358,7 @@ def _rotary_layers(raw: Mapping[str, Any], read: Reader, layers: int) -> list[bo
         interval = read.integer("no_rope_layer_interval")
         return [(layer + 1) % interval != 0 for layer in range(layers)]
     if not isinstance(listed, list) or len(listed) < layers or any(rotates not in (0, 1) for rotates in listed):
-        what = f"a list of 0 and 1 for each of the {layers} layers"
-        raise PpsdError(f"{read.where}: no_rope_layers must be {what}, not {shown(listed)}")
+        raise read.bad("no_rope_layers", f"a list of 0 and 1 for each of the {layers} layers", listed)
     return [bool(rotates) for rotates in listed[:layers]]
 
 
@@ -370,8 +374,7 @@ def _sliding_layers(raw: Mapping[str, Any], read: Reader, rotary: list[bool]) ->
     if types is not None:
         known = ("full_attention", "sliding_attention")
         if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
-            what = f"full_attention or sliding_attention for each of the {layers} layers"
-            raise PpsdError(f"{read.where}: layer_types must name {what}, not {shown(types)}")
+            raise read.bad("layer_types", f"a list of {' or '.join(known)} for each of the {layers} layers", types)
         if not in_use and "sliding_attention" in types:
             raise PpsdError(f"{read.where}: layer_types has sliding_attention, but no sliding_window is in use")
         return [kind == "sliding_attention" for kind in types]

@@ -143,12 +143,16 @@ class _Cursor:
     def __init__(self, data: mmap.mmap, path: Path) -> None:
         self.data, self.path, self.at = data, path, 0
 
-    def bad(self, problem: str) -> PpsdError:
-        return PpsdError(f"{self.path}: {problem}: the file is truncated or damaged; fetch it again")
+    def damaged(self, problem: str) -> PpsdError:
+        """The one sentence for all that no writer of GGUF would write."""
+        return PpsdError(f"{self.path}: damaged near byte {self.at}, {problem}: fetch the file again")
+
+    def need(self, good: bool, problem: str) -> None:
+        if not good:
+            raise self.damaged(problem)
 
     def take(self, count: int) -> bytes:
-        if count > len(self.data) - self.at:
-            raise self.bad("the file ends inside its metadata")
+        self.need(count <= len(self.data) - self.at, "it ends inside its metadata")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -161,8 +165,8 @@ class _Cursor:
     def count(self, smallest: int, most: int | None = None) -> int:
         """How many items follow, each of at least `smallest` bytes."""
         count = self.u64()
-        if count * smallest > len(self.data) - self.at or (most is not None and count > most):
-            raise self.bad(f"the metadata announces {count} items")
+        fits = count * smallest <= len(self.data) - self.at and (most is None or count <= most)
+        self.need(fits, f"the metadata announces {count} items")
         return count
 
     def text(self) -> str:
@@ -191,8 +195,7 @@ class _Cursor:
         return self._numbers(kind, 1)[0].item()
 
     def _numbers(self, kind: int, count: int) -> NDArray[Any]:
-        if kind >= len(_SCALARS) or _SCALARS[kind] is None:
-            raise self.bad(f"the metadata holds a value of the unknown type {kind}")
+        self.need(kind < len(_SCALARS) and _SCALARS[kind] is not None, f"a value has the unknown type {kind}")
         dtype = np.dtype(_SCALARS[kind])
         return np.frombuffer(self.take(count * dtype.itemsize), dtype)
 
@@ -247,7 +250,7 @@ def _read_file(path: Path) -> GgufFile:
             try:
                 return _parse(cursor)
             except (struct.error, OverflowError, UnicodeDecodeError) as error:
-                raise cursor.bad(f"its metadata cannot be read near byte {cursor.at} ({error})") from None
+                raise cursor.damaged(str(error)) from None
 
 
 def _parse(cursor: _Cursor) -> GgufFile:
@@ -268,28 +271,24 @@ def _read_values(cursor: _Cursor, count: int) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for _ in range(count):
         key = cursor.text()
-        if key in values:
-            raise cursor.bad(f"the metadata gives {key!r} twice")
+        cursor.need(key not in values, f"the metadata gives {key!r} twice")
         values[key] = cursor.value(cursor.u32())
     return values
 
 
 def _read_tensor_table(cursor: _Cursor, count: int, alignment: Any) -> dict[str, GgufTensor]:
-    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-        raise cursor.bad(f"general.alignment is {alignment!r}, not a power of two")
+    power = type(alignment) is int and alignment >= 1 and not alignment & (alignment - 1)
+    cursor.need(power, f"general.alignment is {alignment!r}, not a power of two")
     entries = [_read_tensor_entry(cursor) for _ in range(count)]
 
     data = cursor.at + -cursor.at % alignment
     expected = 0  # llama.cpp, too, accepts only tensors that follow each other without a gap
     tensors: dict[str, GgufTensor] = {}
     for tensor in entries:
-        if tensor.name in tensors:
-            raise cursor.bad(f"the tensor {tensor.name!r} is there twice")
-        if tensor.start != expected:
-            raise cursor.bad(f"the tensor {tensor.name!r} lies at {tensor.start}, expected at {expected}")
         size = tensor.rows * tensor.row_bytes
-        if data + expected + size > len(cursor.data):
-            raise cursor.bad(f"the data of the tensor {tensor.name!r} runs past the end of the file")
+        cursor.need(tensor.name not in tensors, f"the tensor {tensor.name!r} is there twice")
+        cursor.need(tensor.start == expected, f"the tensor {tensor.name!r} lies at {tensor.start}, not at {expected}")
+        cursor.need(data + expected + size <= len(cursor.data), f"the tensor {tensor.name!r} runs past the end")
         tensors[tensor.name] = replace(tensor, start=data + expected)
         expected += size + -size % alignment
     return tensors
@@ -299,8 +298,7 @@ def _read_tensor_entry(cursor: _Cursor) -> GgufTensor:
     """One line of the table; its `start` still counts from where the tensors' data begins."""
     name = cursor.text()
     dimensions = cursor.u32()
-    if not 1 <= dimensions <= 4:
-        raise cursor.bad(f"the tensor {name!r} has {dimensions} dimensions")
+    cursor.need(1 <= dimensions <= 4, f"the tensor {name!r} has {dimensions} dimensions")
     shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", cursor.take(8 * dimensions))))
     number = cursor.u32()
     if number not in BLOCKS:
@@ -310,6 +308,6 @@ def _read_tensor_entry(cursor: _Cursor) -> GgufTensor:
         supported = ", ".join(sorted(known.name for known in Kind))
         raise PpsdError(f"{cursor.path}: the tensor {name!r} has type {found}; supported are {supported}")
     kind = Kind(number)
-    if min(shape) < 1 or shape[-1] % BLOCKS[kind][0]:
-        raise cursor.bad(f"the tensor {name!r} has shape {shape}, which {kind.name} does not allow")
+    whole = min(shape) >= 1 and shape[-1] % BLOCKS[kind][0] == 0
+    cursor.need(whole, f"the tensor {name!r} has shape {shape}, which {kind.name} does not allow")
     return GgufTensor(name, kind, shape, cursor.u64(), cursor.path)

@@ -16,17 +16,13 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ..errors import PpsdError
-from .config import LlamaConfig, RopeScaling
+from .config import FAMILIES, LlamaConfig, RopeScaling
 from .files import drop_pages
 from .gguf_file import BY_TABLE, GgufFile, GgufTensor, Kind, read_gguf
 from .gguf_tokenizer import Tokens, build_tokenizer, generation_config, read_tokens, tokenizer_config
 from .rotary import llama3_frequencies
 from .shapes import model_shapes
 from .stored import Blocks, Floats
-
-# GGUF's architecture, which is transformers' model_type: does llama.cpp rotate neighbours, where Hugging Face rotates
-# halves?
-_ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False, "smollm3": True}
 
 # Hugging Face's name of a module -> GGUF's
 _LAYER = {
@@ -102,13 +98,13 @@ class GgufWeight:
 def _read_architecture(gguf: GgufFile) -> str:
     """Raises PpsdError for what the runtime cannot compute: another one, experts, ..."""
     kind = gguf.text("general.type", "model")
-    if kind == "adapter":
-        raise gguf.bad("this is a LoRA adapter, not a model: merge it into its model with llama-export-lora")
     if kind != "model":
-        raise gguf.bad(f"this is a file of the type {kind!r}, not a model: take the model's own .gguf file")
+        mend = "merge it into its model with llama-export-lora" if kind == "adapter" else "take the model's own file"
+        raise gguf.bad(f"this is of the type {kind!r}, not a model: {mend}")
     arch = gguf.text("general.architecture")
-    if arch not in _ARCHITECTURES:
-        raise gguf.bad(f"the architecture {arch!r} is not supported; supported are {', '.join(_ARCHITECTURES)}")
+    known = [name for name, family in FAMILIES.items() if family.gguf]
+    if arch not in known:
+        raise gguf.bad(f"the architecture {arch!r} is not supported; supported are {', '.join(known)}")
     for pattern, neutral, what in _NEUTRAL:
         key = pattern.format(arch=arch)
         value = gguf.scalar(key, neutral[0])
@@ -123,8 +119,6 @@ def _read_config(gguf: GgufFile, arch: str, biases: _Biases) -> dict[str, Any]:
     family = "qwen2" if arch == "llama" and biases == _Biases(True, False, False) else arch
     heads = gguf.integer(f"{arch}.attention.head_count")
     kv_heads = gguf.integer(f"{arch}.attention.head_count_kv", heads)
-    if heads % kv_heads:
-        raise gguf.bad(f"{heads} attention heads cannot share {kv_heads} key/value heads")
     head_dim = _read_head_dim(gguf, arch, heads)
     theta = gguf.number(f"{arch}.rope.freq_base", 10000.0)
     context = gguf.integer(f"{arch}.context_length")
@@ -152,13 +146,9 @@ def _read_head_dim(gguf: GgufFile, arch: str, heads: int) -> int:
     """The width of a head: as stated, else as the query matrix has it. Rotary embedding must cover all of it."""
     rows = _tensor(gguf, "blk.0.attn_q.weight").shape[0]
     head_dim = gguf.integer(f"{arch}.attention.key_length", max(rows // heads, 1))
-    if head_dim % 2:
-        raise gguf.bad(f"the head width {head_dim} is odd; rotary embedding needs pairs")
-    if gguf.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
-        raise gguf.bad(f"{arch}.attention.value_length differs from the key length {head_dim}: not supported")
-    rotary = gguf.integer(f"{arch}.rope.dimension_count", head_dim)
-    if rotary != head_dim:
-        raise gguf.bad(f"rotary embedding of {rotary} of {head_dim} dimensions (partial rotary) is not supported")
+    for key in (f"{arch}.attention.value_length", f"{arch}.rope.dimension_count"):
+        if (found := gguf.integer(key, head_dim)) != head_dim:
+            raise gguf.bad(f"{key} = {found} differs from the width {head_dim} of the keys, which is not supported")
     return head_dim
 
 
@@ -210,8 +200,7 @@ def _read_factors(gguf: GgufFile, name: str, head_dim: int) -> Floats | None:
     tensor = gguf.tensors.get(name)
     if tensor is None:
         return None
-    if tensor.shape != (head_dim // 2,):
-        raise gguf.bad(f"{name} has shape {tensor.shape}, expected {(head_dim // 2,)}")
+    _check_shape(gguf, tensor, (head_dim // 2,))
     factors = decode(np.memmap(tensor.path, np.uint8, "r", tensor.start, (1, tensor.row_bytes)), tensor)[0]
     if not (np.isfinite(factors) & (factors > 0)).all():
         raise gguf.bad(f"{name} holds factors that are not positive numbers: the file is damaged")
@@ -224,6 +213,11 @@ def _tensor(gguf: GgufFile, name: str) -> GgufTensor:
     return gguf.tensors[name]
 
 
+def _check_shape(gguf: GgufFile, tensor: GgufTensor, shape: tuple[int, ...]) -> None:
+    if tensor.shape != shape:
+        raise gguf.bad(f"the tensor {tensor.name!r} has shape {tensor.shape}, expected {shape}")
+
+
 def _plan_weights(gguf: GgufFile, arch: str, config: LlamaConfig) -> list[GgufWeight]:
     """All tensors under their Hugging Face names, in the model's order; none missing, none left over."""
     shapes = {_gguf_name(key): (key, shape) for key, shape in model_shapes(config).items()}
@@ -233,9 +227,8 @@ def _plan_weights(gguf: GgufFile, arch: str, config: LlamaConfig) -> list[GgufWe
     weights = []
     for name, (key, shape) in shapes.items():
         tensor = _tensor(gguf, name)
-        if tensor.shape != shape:
-            raise gguf.bad(f"the tensor {name!r} has shape {tensor.shape}, expected {shape}")
-        interleaved = _ARCHITECTURES[arch] and ("q_proj" in key or "k_proj" in key)
+        _check_shape(gguf, tensor, shape)
+        interleaved = FAMILIES[arch].neighbours and ("q_proj" in key or "k_proj" in key)
         weights.append(GgufWeight(tensor, key, config.head_dim if interleaved else 0))
     return weights
 
@@ -287,7 +280,7 @@ def open_gguf(path: Path) -> GgufModel:
     config = LlamaConfig.from_dict(raw, str(path))
     every = replace(config, attention_output_bias=biases.output, mlp_bias=biases.mlp)
     weights = tuple(_plan_weights(gguf, arch, every))
-    if biases.output != (config.attention_bias and raw["model_type"] != "qwen2"):
+    if biases.output != config.attention_output_bias:
         raise gguf.bad("attention with a bias of its output, or of its inputs, alone is not supported in this family")
     return GgufModel(gguf, raw, read_tokens(gguf, config.vocab_size), weights)
 

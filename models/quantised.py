@@ -5,7 +5,7 @@ The layouts are those of AutoAWQ (`gemm`), gptqmodel (`gptq`, `gptq_v2`), compre
 also rounds what flows between the layers (W8A8), that stays as it is.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,17 @@ _PARTS = (
     *("qweight", "qzeros", "scales", "g_idx"),  # of AWQ and GPTQ
     *("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_g_idx"),
 )
+# What is read: quant_method -> the values of the settings that decide how.
+_SUPPORTED: dict[str, dict[str, tuple[object, ...]]] = {
+    "awq": {"bits": (4,), "version": ("gemm",)},
+    "gptq": {"bits": (2, 4, 8), "checkpoint_format": ("gptq", "gptq_v2")},
+    "compressed-tensors": {
+        "format": ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized"),
+        "num_bits": (4, 8),
+        "sparsity_config": ("dense",),
+    },
+    "fp8": {},
+}
 
 
 class Scheme(NamedTuple):
@@ -40,42 +51,30 @@ def read_scheme(raw: Mapping[str, Any], where: str) -> Scheme | None:
     if not settings:
         return None
 
-    def refused(key: str, value: object, supported: str) -> PpsdError:
+    def refused(key: str, value: object, supported: Iterable[object]) -> PpsdError:
         return PpsdError(
             f"{where}: quantization_config with {key} = {shown(value)} is not supported; supported are "
-            f"{supported}: take such a copy of the model, the unquantised one, or a .gguf file"
+            f"{', '.join(map(str, supported))}: take such a copy of the model, the unquantised one, or a .gguf file"
         )
 
     if not isinstance(settings, dict):
-        raise refused("value", settings, "objects")
+        raise refused("value", settings, ["objects"])
     method = settings.get("quant_method")
-    if method == "awq":
-        bits, version = settings.get("bits", settings.get("w_bit", 4)), settings.get("version", "gemm")
-        if bits != 4:
-            raise refused("bits", bits, "4")
-        if str(version).lower() != "gemm":
-            raise refused("version", version, "gemm")
-        return Scheme("awq", 4)
-    if method == "gptq":
-        bits, form = settings.get("bits", 4), settings.get("checkpoint_format", "gptq")
-        if bits not in (2, 4, 8) or isinstance(bits, bool):
-            raise refused("bits", bits, "2, 4 and 8")
-        if form not in ("gptq", "gptq_v2"):
-            raise refused("checkpoint_format", form, "gptq and gptq_v2")
-        return Scheme("gptq", int(bits), 1 if form == "gptq" else 0)
+    if not isinstance(method, str) or method not in _SUPPORTED:
+        raise refused("quant_method", method, _SUPPORTED)
+    said = {"bits": settings.get("w_bit", 4), "version": "gemm", "checkpoint_format": "gptq", **settings}
+    said["version"] = str(said["version"]).lower()
     if method == "compressed-tensors":
-        form, bits = settings.get("format"), _bits(settings)
-        known = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized")
-        if form not in known:
-            raise refused("format", form, ", ".join(known))
-        if bits not in (4, 8):
-            raise refused("num_bits", bits, "4 and 8")
-        if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
-            raise refused("sparsity_config", settings["sparsity_config"], "dense weights")
-        return Scheme("compressed-tensors", bits, block=_block(_weights(settings)[0].get("block_structure")))
+        said["num_bits"] = _bits(settings)
+        said["sparsity_config"] = (settings.get("sparsity_config") or {}).get("format", "dense")
+    for key, supported in _SUPPORTED[method].items():
+        if said.get(key) not in supported:
+            raise refused(key, said.get(key), supported)
     if method == "fp8":
-        return Scheme("fp8", block=_block(settings.get("weight_block_size")))
-    raise refused("quant_method", method, "awq, gptq, compressed-tensors and fp8")
+        return Scheme(method, block=_block(settings.get("weight_block_size")))
+    if method == "compressed-tensors":
+        return Scheme(method, said["num_bits"], block=_block(_weights(settings)[0].get("block_structure")))
+    return Scheme(method, int(said["bits"]), int(method == "gptq" and said["checkpoint_format"] == "gptq"))
 
 
 def _weights(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -183,25 +182,30 @@ class QuantisedTensors(Mapping[str, Array]):
         read = {"awq": self._awq, "gptq": self._gptq}.get(self._scheme.method, self._compressed)
         return read(name, slice(outputs.start, min(outputs.stop, self._shapes[name][0])))
 
+    def _misfit(self, name: str, found: str, expected: str) -> PpsdError:
+        """The one sentence for parts that are not what the settings say."""
+        return PpsdError(
+            f"{self._where}: tensor {name} {found}; quantization_config and config.json ask for {expected}: "
+            "fetch the model again"
+        )
+
     def _part(self, name: str, *dtypes: str) -> Stored:
-        if name not in self._stored:
-            raise PpsdError(f"{self._where}: tensor {name} is missing; the weights do not fit quantization_config")
-        stored = self._stored[name]
-        if stored.dtype not in dtypes:
-            raise PpsdError(f"{self._where}: tensor {name} has dtype {stored.dtype}; expected {' or '.join(dtypes)}")
+        stored = self._stored.get(name)
+        if stored is None or stored.dtype not in dtypes:
+            found = "is missing" if stored is None else f"has dtype {stored.dtype}"
+            raise self._misfit(name, found, " or ".join(dtypes))
         return stored
 
     def _shaped(self, name: str, shape: tuple[int, ...], *dtypes: str) -> Stored:
         stored = self._part(name, *dtypes)
         if stored.data.shape != shape:
-            found, what = stored.data.shape, "quantization_config and config.json ask for"
-            raise PpsdError(f"{self._where}: tensor {name} has shape {found}, {what} {shape}")
+            raise self._misfit(name, f"has shape {stored.data.shape}", f"{shape}")
         return stored
 
     def _awq(self, name: str, outputs: slice) -> tuple[Uniform | Floats, str]:
         prefix, (out, inputs) = name.removesuffix("weight"), self._shapes[name]
         if out % 8:
-            raise PpsdError(f"{self._where}: {name} has {out} outputs, not a multiple of 8, which AWQ packs")
+            raise self._misfit(name, f"has {out} outputs", "a multiple of 8")
         words = slice(outputs.start // 8, -(-outputs.stop // 8))
         q = _of_awq(self._shaped(f"{prefix}qweight", (inputs, out // 8), "I32").data[:, words])
         groups = self._groups(f"{prefix}scales", inputs)
@@ -213,7 +217,7 @@ class QuantisedTensors(Mapping[str, Array]):
         prefix, (out, inputs), bits = name.removesuffix("weight"), self._shapes[name], self._scheme.bits
         each = 32 // bits
         if inputs % each or out % each:
-            raise PpsdError(f"{self._where}: {name} has shape {(out, inputs)}, of which GPTQ packs multiples of {each}")
+            raise self._misfit(name, f"has shape {(out, inputs)}", f"multiples of {each}")
         q = _unpacked(self._shaped(f"{prefix}qweight", (inputs // each, out), "I32").data[:, outputs].T, bits)
         groups = self._groups(f"{prefix}scales", inputs)
         zeros = _unpacked(self._shaped(f"{prefix}qzeros", (groups, out // each), "I32").data, bits)[:, outputs].T
@@ -227,13 +231,14 @@ class QuantisedTensors(Mapping[str, Array]):
         scales = self._part(f"{name}_scale{'_inv' if f'{name}_scale_inv' in self._stored else ''}", *_SCALES)
         scale = as_float32(scales.data)
         scale = scale.reshape(-1, 1) if scale.ndim < 2 else scale  # one for all, or one for each output
+        misfit = self._misfit(f"{name}_scale", f"has shape {scale.shape}", f"scales of {(out, inputs)}")
         if scale.ndim != 2 or scale.shape[0] > out or scale.shape[1] > inputs:
-            raise PpsdError(f"{self._where}: tensor {name}_scale has shape {scale.shape}, the matrix {(out, inputs)}")
+            raise misfit
         if name in self._stored and self._stored[name].dtype == "F8_E4M3":
             codes = self._shaped(name, (out, inputs), "F8_E4M3").data[outputs]
             return _E4M3[codes] * self._spread(name, scale)[outputs], scales.dtype
         if inputs % scale.shape[1] or scale.shape[0] not in (1, out):
-            raise PpsdError(f"{self._where}: tensor {name}_scale has shape {scale.shape}, the matrix {(out, inputs)}")
+            raise misfit
         bits = 8 if name in self._stored else self._scheme.bits
         if name in self._stored:
             q = (self._shaped(name, (out, inputs), "I8").data[outputs].astype(np.int16) + 128).astype(np.uint8)
@@ -255,7 +260,7 @@ class QuantisedTensors(Mapping[str, Array]):
             return Uniform(np.ascontiguousarray(q), scale, -np.ascontiguousarray(zeros, np.float32) * scale, each)
         group = self._shaped(f"{prefix}g_idx", (inputs,), "I32").data
         if group.min() < 0 or group.max() >= groups:
-            raise PpsdError(f"{self._where}: tensor {prefix}g_idx names groups that are not there")
+            raise self._misfit(f"{prefix}g_idx", f"names groups up to {group.max()}", f"0 to {groups - 1}")
         return (q - zeros.astype(np.float32)[:, group]) * scale[:, group]
 
     def _spread(self, name: str, scale: Floats) -> Floats:
@@ -264,8 +269,8 @@ class QuantisedTensors(Mapping[str, Array]):
             count = scale.shape[axis]
             block = self._scheme.block[axis] if self._scheme.block and count > 1 else size // count
             if -(-size // block) != count:
-                found, shape = scale.shape, self._shapes[name]
-                raise PpsdError(f"{self._where}: the scales of {name} have shape {found}, the matrix {shape}")
+                expected = f"scales of {self._shapes[name]}"
+                raise self._misfit(f"{name}_scale", f"has shape {scale.shape}", expected)
             scale = np.repeat(scale, block, axis).take(np.arange(size), axis)
         return scale
 
@@ -280,13 +285,13 @@ class QuantisedTensors(Mapping[str, Array]):
         zeros = self._part(f"{name}_zero_point", "I8").data
         zeros = zeros.reshape(-1, 1) if zeros.ndim < 2 else zeros
         if zeros.shape not in (shape, (1, 1), (1, shape[1])):
-            raise PpsdError(f"{self._where}: tensor {name}_zero_point has shape {zeros.shape}, expected {shape}")
+            raise self._misfit(f"{name}_zero_point", f"has shape {zeros.shape}", f"{shape}")
         return np.broadcast_to(zeros.astype(np.float32) + middle, shape)
 
     def _groups(self, name: str, inputs: int) -> int:
         shape = self._part(name, *_SCALES).data.shape
         if len(shape) != 2 or shape[0] < 1 or inputs % shape[0]:
-            raise PpsdError(f"{self._where}: tensor {name} has shape {shape}, whose rows do not divide {inputs} inputs")
+            raise self._misfit(name, f"has shape {shape}", f"groups that divide {inputs} inputs")
         return int(shape[0])
 
 
@@ -303,11 +308,7 @@ def _unpacked(words: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 
 def _rounded(values: Floats, dtype: str) -> Array:
-    if dtype == "F32":
-        return values
-    if dtype == "F16":
-        return values.astype(np.float16)
-    return bfloat16_bits(values)
+    return bfloat16_bits(values) if dtype == "BF16" else values.astype(f"f{int(dtype[1:]) // 8}", copy=False)
 
 
 def _e4m3() -> Floats:

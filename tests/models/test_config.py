@@ -49,7 +49,7 @@ def test_where_answers_end_is_what_transformers_takes(model_type, named):
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 4}, "no sliding_window is in use"),
         (
             {"model_type": "qwen2", "layer_types": ["chunked_attention"] * 4},
-            "layer_types must name full_attention or sliding_attention",
+            "layer_types must be a list of full_attention or sliding_attention",
         ),
         ({"model_type": "qwen2", "layer_types": ["full_attention"] * 3}, "for each of the 4 layers"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0, 1]}, "no_rope_layers must be a list of 0 and 1"),
