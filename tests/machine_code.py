@@ -289,12 +289,12 @@ def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:  # n
         for rows, head, draft_ids in ((rounded, lm_head, None), (x, lm_head, None), (x, draft_head, words(16384))):
             heads(
                 rows, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
-                draft_ids=draft_ids, text=text, first_seen=words(shape.vocabulary), pdl=pdl,
+                draft_ids=draft_ids, pdl=pdl,
             )  # fmt: skip
         for rows, head, beside, its in ((rounded, lm_head, siblings, None), (x, draft_head, None, seconds)):
             heads(
                 rows, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
-                text=text, first_seen=words(shape.vocabulary), siblings=beside, seconds=its, pdl=pdl,
+                siblings=beside, seconds=its, pdl=pdl,
             )  # fmt: skip
         for beside, its in ((None, None), (siblings, (text, confidences))):
             begin_draft(
@@ -307,7 +307,7 @@ def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:  # n
             )  # fmt: skip
             begin_verification(state, state, state, siblings=beside, pdl=pdl)
             verdict(
-                text, choices, confidences, text, text, state, state, words(64, RING_WORDS),
+                text, choices, confidences, text, state, state, words(64, RING_WORDS),
                 head=None if beside is None else state, siblings=beside, pdl=pdl,
             )  # fmt: skip
         adopt(torch.empty(2, dtype=torch.int64, device="meta"), keys, x, x, siblings, pdl=pdl)

@@ -91,8 +91,7 @@ def exit_head(
         rows = work.rounded
     heads(
         x if rows is None else rows, head.norm, eps, head.lm_head, site.sampling, work.scratch, work.choices,
-        work.chances, words, draft_ids=head.draft_ids, text=site.text, first_seen=site.first_seen,
-        seconds=work.seconds if seconds else None, pdl=pdl,
+        work.chances, words, draft_ids=head.draft_ids, seconds=work.seconds if seconds else None, pdl=pdl,
     )  # fmt: skip
 
 
@@ -104,6 +103,5 @@ def lm_head(
     assert work.scratch is not None
     heads(
         work.rounded, weights.norm, weights.config.rms_norm_eps, weights.lm_head, site.sampling, work.scratch,
-        work.choices, work.chances, words, text=site.text, first_seen=site.first_seen, logits=logits, siblings=siblings,
-        pdl=pdl,
+        work.choices, work.chances, words, logits=logits, siblings=siblings, pdl=pdl,
     )  # fmt: skip
