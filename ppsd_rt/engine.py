@@ -441,8 +441,10 @@ class Engine:
     def check(self, params: SamplingParams) -> None:
         """UsageError for sampling that this backend, or this model, cannot do."""
         if lacking := [name for name in params.extras() if name not in self.backend.extras]:
-            name = self.backend.name
-            raise UsageError(f"the {name} backend has no {lacking[0]}: leave it out, or use --backend cpu or torch")
+            raise UsageError(
+                f"several GPUs in one process decode greedily or at a temperature, without {lacking[0]}: leave it out, "
+                "name one GPU, or give each a process with --ranks"
+            )
         wrong = [id for id in dict(params.logit_bias) if not 0 <= id < self.config.vocab_size]
         if wrong:
             raise UsageError(f"logit_bias: id {wrong[0]} is outside the vocabulary of {self.config.vocab_size}")

@@ -50,16 +50,13 @@ def feedback_twin(
 
 def heads_twin(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, start: int, *, seed: int = 0, temperature: float = 0.0,
-    penalty: float = 1.0, draft_ids: Tensor | None = None, first_seen: Tensor | None = None,
+    draft_ids: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """x [rows, hidden] -> choices and confidences [rows], scores and logits [rows, outputs]."""
     logits = linear_twin(x, weight, norm=norm, eps=eps)
     ids = torch.arange(weight.outputs, device=x.device) if draft_ids is None else draft_ids.long()
     positions = start + 1 + torch.arange(len(x), device=x.device)
     scores = logits
-    if first_seen is not None:
-        seen = first_seen[ids] < positions[:, None]
-        scores = torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
     if temperature > 0:
         noise = [torch.from_numpy(gumbel(seed, int(p), ids.cpu().numpy())) for p in positions]
         scores = scores / temperature + torch.stack(noise).to(x.device)

@@ -284,7 +284,7 @@ def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:
         for rows, head, draft_ids in ((rounded, lm_head, None), (x, lm_head, None), (x, draft_head, words(16384))):
             heads(
                 rows, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
-                draft_ids=draft_ids, text=text, first_seen=words(shape.vocabulary), pdl=pdl,
+                draft_ids=draft_ids, pdl=pdl,
             )  # fmt: skip
         begin_draft(text, confidences, text, words(OFFER_WORDS), state, state, state, pdl=pdl)
         arrived(state, state, pdl=pdl)
@@ -293,7 +293,7 @@ def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:
             vocabulary=shape.vocabulary, pdl=pdl,
         )  # fmt: skip
         begin_verification(state, state, state, pdl=pdl)
-        verdict(text, choices, confidences, text, text, state, state, words(64, RING_WORDS), pdl=pdl)
+        verdict(text, choices, confidences, text, state, state, words(64, RING_WORDS), pdl=pdl)
         post(state, words(MAIL_SLOTS, WORDS), state, pdl=pdl)
         fetch(words(MAIL_SLOTS, WORDS), state, state, pdl=pdl)
         texts, count = Texts(2, words(2 * MAX_ROWS, TEXT_WORDS), words(capacity)), 2 * MAX_ROWS

@@ -11,7 +11,7 @@ START = 1  # position of the first row; the answer's: of the last committed toke
 EPOCH = 2  # raised at every rejection
 
 # Of a pass.
-KNOWN = 3  # the answer's START when the pass began: committed tokens up to there are in `first_seen`
+KNOWN = 3  # the answer's START when the pass began
 
 # Of a verification stage's pass: counted from the answer's beginning.
 POSTED = 4  # passes handed to the next stage

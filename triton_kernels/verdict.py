@@ -103,7 +103,7 @@ def publish(record, sequence):
 
 @triton.jit
 def verdict_kernel(
-    text, choices, confidences, copied, first_seen, late, state, ring, SLOTS: tl.constexpr, PDL: tl.constexpr,
+    text, choices, confidences, copied, late, state, ring, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (1)."""
     if PDL:
@@ -132,11 +132,6 @@ def verdict_kernel(
         tl.store(state + _START, end)
         tl.store(state + _EPOCH, epoch + rejected.to(tl.int32))
         tl.store(state + _DRAFTED, tl.where(rejected, end + 1, tl.maximum(drafted, end + 1)))
-    # Of equal ids in one pass the first counts.
-    again = (choice[:, None] == choice[None, :]) & (row[None, :] < row[:, None])
-    first = (row < committed) & (tl.sum(again.to(tl.int32), axis=1) == 0)
-    seen = tl.load(first_seen + choice, mask=first, other=0)
-    tl.store(first_seen + choice, tl.minimum(seen, position), mask=first)
     tl.store(state + _ACCEPTED, accepted)
     tl.store(state + _COMMITTED, committed)
     tl.store(state + _SEQUENCE, sequence)
@@ -368,11 +363,11 @@ def fetch(mail: Tensor, late: Tensor, state: Tensor, choices: Tensor | None = No
 
 
 def verdict(
-    text: Tensor, choices: Tensor, confidences: Tensor, copied: Tensor, first_seen: Tensor, late: Tensor, state: Tensor,
-    ring: Tensor, *, pdl: bool = False,
+    text: Tensor, choices: Tensor, confidences: Tensor, copied: Tensor, late: Tensor, state: Tensor, ring: Tensor, *,
+    pdl: bool = False,
 ) -> None:  # fmt: skip
-    """first_seen: int32 [vocabulary], where a token first stands in the text. ring: int32 [slots, RING_WORDS]."""
+    """ring: int32 [slots, RING_WORDS]."""
     verdict_kernel[(1,)](
-        text, choices, confidences, copied, first_seen, late, state, ring,
+        text, choices, confidences, copied, late, state, ring,
         SLOTS=len(ring), PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip

@@ -138,7 +138,7 @@ class DeviceBench:
             assert draft.scratch is not None
             heads(
                 draft.x, head.norm, 1e-5, matrix, b.sampling, draft.scratch, draft.choices, draft.chances, words,
-                draft_ids=head.draft_ids, text=b.text, first_seen=b.first_seen, pdl=pdl,
+                draft_ids=head.draft_ids, pdl=pdl,
             )  # fmt: skip
 
         launches: dict[str, tuple[list[Weight], Callable[[Weight, int], None]]] = {

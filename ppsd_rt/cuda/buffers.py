@@ -25,7 +25,6 @@ from ..triton_kernels.texts import Texts
 from .weights import DeviceWeights, Layer
 
 SLOTS = 64  # records in a ring: more than the passes that a carrier has in flight
-NEVER = 2**31 - 1
 
 
 class Work:
@@ -81,7 +80,7 @@ class Site:
 
     state: the answer's words, elsewhere than at home a copy of them, which tells of rejections. late and mail: the
     words of each verification stage's passes (and, where verdicts are apart, of theirs), and those handed to it. text
-    [capacity] int32, first_seen [vocabulary] int32. exit_hidden [capacity, hidden] float32; the same are last_hidden,
+    [capacity] int32. exit_hidden [capacity, hidden] float32; the same are last_hidden,
     after the last layer (no rows, but for a head that receives it), and handed, at each border between verification
     stages. keys and values: per layer, those of the exit head last, [kv_heads, capacity, head_dim].
     """
@@ -105,7 +104,6 @@ class Site:
         self.state = _words(device, WORDS)
         self.late, self.mail = _words(device, stages + 1, WORDS), _words(device, stages + 1, MAIL_SLOTS, WORDS)
         self.text = _words(device, capacity)
-        self.first_seen = torch.full((config.vocab_size,), NEVER, dtype=torch.int32, device=device)
         self.sampling = _words(device, SAMPLING_WORDS)
 
         def hidden(border: int) -> Tensor:

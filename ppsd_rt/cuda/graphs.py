@@ -5,8 +5,8 @@ verification stages; once each, right after the stages have been made. On one de
 one graph, and, when a schedule first asks for it, a round with a fixed number of drafts. Kernels are compiled before
 that, by one launch: no row is live, or the rows are those of an answer that has ended, whose prompt they leave alone.
 
-What is patched: nothing. Which rows a launch takes and where they stand, seed, temperature, filters, the longest chunk
-and the end of the text are words in device memory; so a graph serves every answer, chunk and length.
+What is patched: nothing. Which rows a launch takes and where they stand, seed, temperature, the longest chunk and the
+end of the text are words in device memory; so a graph serves every answer, chunk and length.
 
 When it is invalid: as soon as the memory goes that its kernels read and write. The graphs belong to one DeviceStages,
 of one capacity, one exit head and one set of cuts; whoever makes another one captures again. They are kept alive here,

@@ -82,8 +82,7 @@ def exit_head(weights: DeviceWeights, words: Tensor, work: Work, site: Site, *, 
         rows = work.rounded
     heads(
         x if rows is None else rows, head.norm, eps, head.lm_head, site.sampling, work.scratch, work.choices,
-        work.chances, words, draft_ids=head.draft_ids, text=site.text, first_seen=site.first_seen,
-        pdl=pdl,
+        work.chances, words, draft_ids=head.draft_ids, pdl=pdl,
     )  # fmt: skip
 
 
@@ -94,5 +93,5 @@ def lm_head(
     assert work.scratch is not None
     heads(
         work.rounded, weights.norm, weights.config.rms_norm_eps, weights.lm_head, site.sampling, work.scratch,
-        work.choices, work.chances, words, text=site.text, first_seen=site.first_seen, logits=logits, pdl=pdl,
+        work.choices, work.chances, words, logits=logits, pdl=pdl,
     )  # fmt: skip

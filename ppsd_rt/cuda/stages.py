@@ -20,7 +20,6 @@ Verification stages may be on devices of their own: see devices.py.
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,7 +47,7 @@ from ..triton_kernels.state import (
 )
 from ..triton_kernels.verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
 from . import devices
-from .buffers import NEVER, Buffers, Site, Work
+from .buffers import Buffers, Site, Work
 from .devices import Copy, Leg, Window, synonyms
 from .launches import decoder_layer, early_layers, exit_head, lm_head
 from .prompt import PromptPass
@@ -89,7 +88,6 @@ class DeviceStages:
         ]
         self.legs = self._make_legs()  # of a pass
         self._prompt = PromptPass(weights, self.buffers, [self._sites[device] for device in places])
-        self._penalised = False  # does the answer's sampling look at the text?
         self.prompt_rows = 0  # rows [0, prompt_rows) have been through a prompt pass: an answer may keep them
 
     def _make_sites(self, capacity: int) -> dict[torch.device, Site]:
@@ -150,13 +148,8 @@ class DeviceStages:
             raise UsageError(
                 f"a prompt of {len(prompt)} tokens and an end at {end} do not fit {self.capacity} positions"
             )
-        b, config = self.buffers, self.weights.config
-        self._penalised = sampling.repetition_penalty != 1
+        b = self.buffers
         b.text[: len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
-        tokens, first_places = np.unique(np.array(prompt), return_index=True)
-        first_seen = torch.full((config.vocab_size,), NEVER, dtype=torch.int32)
-        first_seen[torch.from_numpy(tokens)] = torch.from_numpy(first_places).int()
-        b.first_seen.copy_(first_seen)
         if self.weights.head is not None:
             self.weights.head.follow(prompt)
         words = self._words({START: rows})
@@ -243,9 +236,6 @@ class DeviceStages:
                 copies.append(Copy(to, source, its.device, before, rows=True))
             if its.device != self.home:
                 copies.append(Copy(here.state, home.state, its.device, self.home))
-        if its.name == "verify" and stage == len(self.slices) - 1 and its.device != self.home and self._penalised:
-            copies.append(Copy(here.first_seen, home.first_seen, its.device, self.home))
-            copies.append(Copy(here.text, home.text, its.device, self.home, rows=True))
         return copies
 
     def logits(self, ids: Sequence[int], last: int) -> Tensor:
@@ -310,7 +300,7 @@ class DeviceStages:
 
     def _judge(self, choices: Tensor, words: Tensor) -> None:
         b = self.buffers
-        verdict(b.text, choices, b.confidences, b.copied, b.first_seen, words, b.state, b.ring, pdl=self.pdl)
+        verdict(b.text, choices, b.confidences, b.copied, words, b.state, b.ring, pdl=self.pdl)
 
     def _early_layers(self) -> None:
         early_layers(self.weights, self.buffers.early, self._draft, self.buffers, pdl=self.pdl)

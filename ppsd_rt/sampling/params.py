@@ -36,8 +36,11 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "n": (1, 128),
     "best_of": (0, 128),
 }
-# What not every backend does.
-EXTRAS = frozenset({"presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "grammar", "min_tokens"})
+# What not every backend does: all but a temperature and where the answer ends.
+FILTERS = frozenset({"top_k", "top_p", "min_p"})
+EXTRAS = FILTERS | {
+    "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "grammar", "min_tokens",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -128,16 +131,13 @@ class SamplingParams:
     @property
     def plain(self) -> bool:
         """Are temperature and seed all that matters?"""
-        filters = self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
-        return not (filters or self.looks_back or self.extras())
+        return not self.extras()
 
     def extras(self) -> list[str]:
-        """The names of the fields that are set and that not every backend does."""
-        return [field.name for field in fields(self) if field.name in EXTRAS and self._is_set(field.name)]
-
-    def _is_set(self, name: str) -> bool:
-        value = getattr(self, name)
-        return value is not None if name == "logprobs" else bool(value)
+        """The names of the fields that are set and that not every backend does. Greedy choices know no filters."""
+        without = FILTERS if self.temperature == 0 else ()
+        set_ = (field.name for field in fields(self) if getattr(self, field.name) != field.default)
+        return [name for name in set_ if name in EXTRAS and name not in without]
 
 
 def check_range(name: str, value: float, of: str = "") -> None:

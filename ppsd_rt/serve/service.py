@@ -46,13 +46,14 @@ class Service:
         self.metrics = Metrics(self.admission, self.owners.counts, days)
         self.created = int(settings.now())
         self.context = engine.config.max_position_embeddings
-        # As vLLM does: of the model's own, what is neither in the request nor among the server's options.
+        # As vLLM does: of the model's own, what is neither in the request nor among the server's options; if it can be.
         folder, own = engine.checkpoint.folder, dict[str, Any]()
         if folder.is_dir():
             own = read_json_object(folder / "generation_config.json", missing_ok=True)
-        self.sampling = {"temperature": 1.0} | {name: own[name] for name in DEFAULTS if own.get(name) is not None}
+        known = {"temperature", *engine.backend.extras}.intersection(DEFAULTS)
+        self.sampling = {"temperature": 1.0} | {name: own[name] for name in known if own.get(name) is not None}
         self.sampling |= settings.sampling
-        SamplingParams(**self.sampling)
+        engine.check(SamplingParams(**self.sampling))
         self._live: set[Callable[[ApiError], None]] = set()
         self.prompt = ChatPrompt(engine.tokenizer)
         self._noted: set[tuple[str, str]] = set()

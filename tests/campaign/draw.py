@@ -187,6 +187,8 @@ def _text(rng: Random, material: Material, earlier: list[Text], share: float) ->
     params = _sampling(rng, _long(rng, min(8, most), most))
     if material.extras:
         params = _with_extras(params, material)
+    else:
+        params = replace(params, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
     kinds = {"question": 4.0, "cut": 3.0, "repeated": 1.5}
     if earlier:
         kinds |= {"turn": 2.0, "continued": 2.0, "edited": 2.0}

@@ -126,11 +126,7 @@ def _dimensions(case: Case, played: Played, pair: Pair, prompt: list[int]) -> li
             "memory for KV caches": "as is spare" if setup.kv_memory is None else "scarce",
         }
     fixed = None if isinstance(schedule, Auto) or answer.kind == "plain" else schedule
-    filters = [
-        name for name in ("top_k", "top_p", "min_p") if getattr(params, name) not in (0, 1.0) and params.temperature
-    ]
-    filters += ["repetition_penalty"] if params.repetition_penalty != 1 else []
-    filters += params.extras()
+    filters = params.extras()
     filters += ["stop"] if params.stop else []
     return [
         ("schedule", answer.kind),

@@ -143,8 +143,8 @@ def test_training_sees_what_decoding_does(folder):
 
     passes = TorchPasses(model, head.requires_grad_(False))
     passes.reserve(64, 0)
-    exits = passes.early([(0, 16, [0], 0)], passes.embed(ids), (), None)
-    last, tapped = passes.late([(0, 16, [0], 0)], exits, (), None)
+    exits = passes.early([(0, 16, [0], 0)], passes.embed(ids), None)
+    last, tapped = passes.late([(0, 16, [0], 0)], exits, None)
     drawn = []
     for row, place in enumerate(places):
         start = row - place + 1

@@ -68,7 +68,6 @@ from ppsd_rt.triton_kernels.verdict import (
 )
 
 USED = (ROWS, START, EPOCH, TOKEN, ACCEPTED, COMMITTED, DRAFTED, LOCK)
-NEVER = 2**31 - 1
 SLOTS = 4
 
 
@@ -89,12 +88,11 @@ class Answer:
         self.confidences = torch.arange(len(text), device=DEVICE) / 128
         self.copied, self.offer = ints(len(text)), ints(OFFER_WORDS)
         self.chances = torch.full((16,), 0.25, device=DEVICE)
-        self.first_seen = torch.full((vocabulary,), NEVER, dtype=torch.int32, device=DEVICE)
         self.truth, self.vocabulary = ints(len(text)), vocabulary
         self.ring, self.drafts = ints(SLOTS, RING_WORDS), ints(SLOTS, DRAFT_WORDS)
 
     def verdict(self, late, state):
-        verdict(self.text, self.choices, self.confidences, self.copied, self.first_seen, late, state, self.ring)
+        verdict(self.text, self.choices, self.confidences, self.copied, late, state, self.ring)
 
     def begin_draft(self, early, head, state):
         begin_draft(self.text, self.confidences, self.copied, self.offer, early, head, state)
@@ -124,19 +122,12 @@ def test_verdict_is_the_twins():
         work = {START: start, ROWS: rows, EPOCH: epoch if dice.random() < 0.9 else epoch - 1}
         drafts, end = text[start + 1 : start + 1 + rows], state[DRAFTED]
         answer, ours = Answer(text), words(state)
-        answer.first_seen[text[0]] = 0
         answer.copied.copy_(torch.arange(48) % 3)
         answer.choices.copy_(torch.tensor(choices, dtype=torch.int32))
         answer.verdict(words(work), ours)
         verdict_twin(text, choices, work, state)
         assert answer.text.tolist() == text
         assert {i: ours[i].item() for i in USED} == {i: state.get(i, 0) for i in USED}
-        seen = answer.first_seen.tolist()
-        for token, place in ((t, start + 1 + i) for i, t in enumerate(choices[: state[COMMITTED]])):
-            assert seen[token] <= place
-        known = {text[0]} | set(choices[: state[COMMITTED]])
-        assert all(seen[t] == NEVER for t in range(100) if t not in known)
-
         record = answer.ring[(number + 1) % SLOTS].tolist()
         assert record[RECORD_SEQUENCE] == ours[SEQUENCE].item() == number + 1
         judged = min(state[ACCEPTED] + (state[EPOCH] > epoch), 16)
@@ -159,14 +150,6 @@ def test_verdict_is_the_twins():
     assert min(rejected, bonus, ahead, void) > 5, "the dice must show every outcome"
 
 
-def test_first_seen_is_the_first_place():
-    answer, state = Answer([7] + [0] * 31), words({DRAFTED: 4})
-    answer.text[1:4] = answer.choices[:3] = torch.tensor([5, 6, 5], dtype=torch.int32, device=DEVICE)
-    answer.choices[3] = 6
-    answer.first_seen[7] = 0
-    answer.verdict(words({ROWS: 4}), state)
-    assert state[COMMITTED] == 4
-    assert {t: answer.first_seen[t].item() for t in (5, 6, 7, 8)} == {5: 1, 6: 2, 7: 0, 8: NEVER}
 
 
 def model(token, position):

@@ -13,16 +13,12 @@ from typing import Any
 
 import torch
 
-# The repetition penalty of a draft looks at these while a verdict may be writing them. A draft token is a guess: what
-# it sees changes how often it is right, and no answer. The model's own tokens have no such liberty.
-UNORDERED = {("heads_kernel", "text"), ("heads_kernel", "first_seen")}
-
 
 class VirtualGpu:
     def __init__(self, library: Path, sm: int) -> None:
-        self.sm, self.drafting = sm, False
+        self.sm = sm
         self.driver = driver = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-        driver.virtual_gpu_argument.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
+        driver.virtual_gpu_argument.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
         driver.virtual_gpu_end_capture.restype = ctypes.c_void_p
         driver.virtual_gpu_set.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_int]
         for count in (driver.virtual_gpu_instructions, driver.virtual_gpu_races):
@@ -98,12 +94,11 @@ def install(library: Path, sm: int, mutate: Callable[[str], str] = str) -> Virtu
             return torch.device("cpu")
 
     def run(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
-        for name, value in (*zip(kernel.arg_names, args, strict=False), *named.items()):
+        for value in (*args, *named.values()):
             if isinstance(value, torch.Tensor):
-                unordered = gpu.drafting and (kernel.__name__, name) in UNORDERED
                 extent = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
                 size = extent * value.itemsize if value.numel() else 0
-                gpu.driver.virtual_gpu_argument(value.data_ptr(), size, unordered)
+                gpu.driver.virtual_gpu_argument(value.data_ptr(), size)
         return launched(kernel, *args, grid=grid, warmup=warmup, **named)
 
     launched = JITFunction.run
@@ -122,7 +117,7 @@ def install(library: Path, sm: int, mutate: Callable[[str], str] = str) -> Virtu
 
 def _backend_believes(gpu: VirtualGpu) -> None:
     """The cuda backend takes the CPU for a GPU whose launches can be captured."""
-    from ppsd_rt.cuda import backend, errors, graphs, stages, weights
+    from ppsd_rt.cuda import backend, errors, graphs, weights
 
     class Recorder(graphs.Recorder):
         def warm_up(self, steps: list[tuple[Callable[[], None], torch.device]]) -> None:
@@ -138,14 +133,6 @@ def _backend_believes(gpu: VirtualGpu) -> None:
         self._eager = errors.switch("PPSD_CUDA_EAGER")
         gpu.forget()  # its weights may be where an earlier engine's kernels have written
 
-    def exit_head(*args: Any, **options: Any) -> None:
-        gpu.drafting = True
-        try:
-            drafted(*args, **options)
-        finally:
-            gpu.drafting = False
-
-    drafted, stages.exit_head = stages.exit_head, exit_head
     # A GPU's memory begins at multiples of 16, and kernels are compiled for that; a mapped file's tensors do not.
     mapped = weights._mapped
     weights._mapped = lambda tensors: lambda name: mapped(tensors)(name).clone()

@@ -146,8 +146,8 @@ EXPORT int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** p
 // -- levers --------------------------------------------------------------------------------------------------------------
 
 // An argument of this thread's next launch.
-EXPORT void virtual_gpu_argument(uint64_t begin, uint64_t bytes, int unordered) {
-  extents.push_back({begin, begin + bytes, 0, unordered != 0});
+EXPORT void virtual_gpu_argument(uint64_t begin, uint64_t bytes) {
+  extents.push_back({begin, begin + bytes, 0});
   virtual_gpu::machine().learn(extents.back());
 }
 EXPORT void virtual_gpu_begin_capture() {

@@ -52,8 +52,6 @@ void Machine::forget() {
 
 void Machine::race(const Warp& warp, uint64_t at) {
   const Instruction& its = warp.cta->grid->kernel->code[size_t(warp.at)];
-  for (const Range& range : warp.cta->grid->ranges)
-    if (range.unordered && at >= range.begin && at < range.end) return;
   if (races++ == 0) {
     first_race = warp.cta->grid->kernel->name + ", line " + std::to_string(its.line) + ": " + its.text + " is not ordered after what it reads was written";
   }

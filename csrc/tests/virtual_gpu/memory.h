@@ -20,7 +20,6 @@ constexpr int kStreams = 8;
 struct Range {
   uint64_t begin, end;
   uint64_t parameters = 0;   // of a launch that point to its begin: bits
-  bool unordered = false;    // others may be writing there while the launch reads, and either value will do
 };
 
 inline int stream_of(uint32_t grid) { return int(grid >> 28); }

@@ -133,11 +133,10 @@ def devices(folder):
     guard.install()
     greedy = SamplingParams(max_tokens=4, ignore_eos=True)
     sampled = replace(greedy, temperature=0.9, seed=3)
-    penalised = replace(greedy, repetition_penalty=1.4)  # of a text that repeats itself
     head = str(Path(folder) / "feedback.safetensors")
     cases = {
         "one, sampled": ("cpu", 1, "plain", sampled),
-        "one, penalised": ("cpu", 1, "plain", penalised),
+        "one, greedy": ("cpu", 1, "plain", greedy),
         "one in two stages, sampled": ("cpu:0,cpu:0", (2, 1), "elastic:first_chunk=1", sampled),
         "draft apart, eesd, sampled": (
             "cpu:0,cpu:1",
@@ -145,9 +144,9 @@ def devices(folder):
             "eesd:length=2,stop_rule=survival",
             sampled,
         ),
-        "shared, ppsd, penalised": ("cpu:0,cpu:1", (2, 1), "ppsd", penalised),
+        "shared, ppsd, greedy": ("cpu:0,cpu:1", (2, 1), "ppsd", greedy),
         "shared, auto, sampled": ("cpu:0,cpu:1", (2, 1), "auto", sampled),
-        "three, plain, penalised": ("cpu:0,cpu:1,cpu:2", (1, 1, 1), "plain", penalised),
+        "three, plain, greedy": ("cpu:0,cpu:1,cpu:2", (1, 1, 1), "plain", greedy),
         "three, ppsd, sampled, feedback": ("cpu:0,cpu:1,cpu:2", (1, 1, 1), "ppsd", sampled),
     }
     result = {}

@@ -89,7 +89,7 @@ def test_stages_on_several_devices_give_the_plain_answer(three_layers, fake_driv
     assert errors == ""
     assert result.pop("itself").startswith("several GPUs decode one answer at a time")
     assert result.pop("first") == result.pop("second")  # another thread's, which waits
-    plain = {kind: result[f"one, {kind}"]["ids"] for kind in ("sampled", "penalised")}
+    plain = {kind: result[f"one, {kind}"]["ids"] for kind in ("sampled", "greedy")}
     for name, answer in result.items():
         several = not name.startswith("one")
         assert answer["ids"] == next(ids for kind, ids in plain.items() if kind in name), name

@@ -18,6 +18,9 @@ from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.head_file import HeadInfo
+from ppsd_rt.sampling.params import SamplingParams
+from ppsd_rt.serve.service import Service
+from ppsd_rt.serve.settings import Settings
 
 CPUS = [torch.device("cpu", number) for number in range(3)]
 LAYER = Measured(1.0, 4.0)
@@ -129,6 +132,15 @@ def test_the_best_split_is_found_again_for_every_head(tmp_path, monkeypatch):
     engine.use_head("norm:4")
     assert engine.backend.facts()["layers"] == "4 on cpu:0, 1 on cpu:1"
     assert (engine.backend.logits([1, 2, 3]) == before).all()
+    for name, value in {"top_k": 5, "top_p": 0.0, "min_p": 0.1, "repetition_penalty": 1.1, "logprobs": 0}.items():
+        with pytest.raises(UsageError, match=f"temperature, without {name}: leave it out, name one GPU, or .* --ranks"):
+            engine.generate([1, 2, 3], SamplingParams(temperature=1.0, **{name: value}))
+    greedy = SamplingParams(top_k=5, top_p=0.5, max_tokens=1)
+    assert engine.generate([1, 2, 3], greedy).run().ids, "which knows no filters"
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
+    assert Service(engine, Settings()).sampling == {"temperature": 0.6}
+    with pytest.raises(UsageError, match="without top_k"):
+        Service(engine, Settings(sampling={"top_k": 20}))
     needed = needed_bytes(engine.backend.weights, 100, [])
     assert set(needed) == {CPUS[0], CPUS[1]}
 

@@ -277,7 +277,7 @@ def test_what_does_not_go_together(plain, monkeypatch):
         plain.stages(SamplingParams(grammar=Grammar.json()))
     with monkeypatch.context() as patch:
         patch.setattr(type(plain.backend), "extras", frozenset())
-        with pytest.raises(UsageError, match="the cpu backend has no grammar"):
+        with pytest.raises(UsageError, match="at a temperature, without grammar: leave it out"):
             plain.generate(PROMPT, SamplingParams(grammar=Grammar.json()))
 
 
