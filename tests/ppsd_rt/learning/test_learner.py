@@ -842,7 +842,8 @@ def test_answers_to_some_general_prompts_judge_and_those_to_others_are_mixed_in(
     (learning.folder / "own-int8-abc-2-4").mkdir()
     ran(learning)
     ((fixed, mixed, judged),) = seen
-    prompts = learning._own_text(learning._layers(learning.heads.load())).prompts
+    states = learning.heads.load().info.states(learning.checkpoint.config.num_hidden_layers)
+    prompts = learning._own_text(states).prompts
     assert fixed and fixed <= set(prompts.held_out) and mixed & set(prompts.learned)
     assert not (mixed & (fixed | judged)), "what judges is not learned from"
     assert len([*learning.folder.glob("own-*")]) == 1, "text of other prompts is gone"
