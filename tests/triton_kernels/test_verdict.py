@@ -150,8 +150,6 @@ def test_verdict_is_the_twins():
     assert min(rejected, bonus, ahead, void) > 5, "the dice must show every outcome"
 
 
-
-
 def model(token, position):
     return (7 * token + position) % 50
 
