@@ -75,7 +75,7 @@ def main() -> int:
         for case in cases:
             case.worker.close()
     rows = [_row(case, cases[0]) for case in cases if case.total.samples]
-    results = [medians(row, [column.key for column in COLUMNS]) for row in rows]
+    results = [medians(row, [column.key for column in COLUMNS]) | {"by_prompt": row["by_prompt"]} for row in rows]
     summary = {"repeats": args.repeats, "interrupted": not whole, "results": results}
     print_with_summary(
         Report("the first engine over each, the same prompts in turns", COLUMNS, rows, facts, summary), args.output
