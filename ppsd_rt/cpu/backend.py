@@ -103,9 +103,8 @@ class CpuBackend(LoopBackend):
         self._use(file, packed, self._cuts)
 
     def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
-        limits = asked[3]
-        if limits.end * self._row_bytes > self._kv_memory:
-            raise no_memory(limits.end)
+        if asked[3].end * self._row_bytes > self._kv_memory:
+            raise no_memory(asked[3].end)
         try:
             yield from self._answers.decode(asked, self._ngrams)
         except _native.NoThread as error:

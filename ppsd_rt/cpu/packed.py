@@ -25,7 +25,7 @@ FOLDER, SUFFIX, UNFINISHED = "packed", ".packed", ".unfinished"
 LEAST = 4 << 20  # bytes: to pack fewer takes no longer than to map them
 ROOM = 5  # times the file is what the disk is to have left
 _STALE = 3600.0  # seconds after which nobody writes on at an unfinished file
-_CHECKSUM = 16  # hexadecimal digits, before the newline that ends the text of the header
+_TEXT = _native.PackedFile.HEADER - 17  # bytes of the header before its checksum and newline; a longer one has no file
 
 NO_FILE = _native.PackedFile(-1, 0)
 _LOG = logging.getLogger(__name__)
@@ -42,15 +42,14 @@ def packed(
     if os.environ.get("PPSD_PACKED") == "0":
         return pack(None)
     facts = {**how, "files": [str(file.resolve()) for file in files], "isa": _native.isa()}
-    stamps = [_stamp(file) for file in (*files, Path(_native.__file__))]
     path = cache_dir() / FOLDER / (sha256(json.dumps(facts).encode()).hexdigest()[:16] + SUFFIX)
-    text = json.dumps({"ppsd-rt": "packed weights", **facts, "stamps": stamps}).encode()
-    header = text.ljust(_native.PackedFile.HEADER - _CHECKSUM - 1)  # a longer one has no file
+    stamps = [_stamp(file) for file in (*files, Path(_native.__file__))]
+    header = json.dumps({"ppsd-rt": "packed weights", **facts, "stamps": stamps}).encode().ljust(_TEXT)
     known = _mapped(path, header, pack)
     if known is not None:
         return known
     model = pack(None)
-    if model.own_bytes >= LEAST and len(header) + _CHECKSUM + 1 == _native.PackedFile.HEADER:
+    if model.own_bytes >= LEAST and len(header) == _TEXT:
         _writers.append(_Writer(path, header, model))
         _writers[-1].start()
     return model
@@ -107,6 +106,8 @@ class _Writer(Thread):
         self._path, self._header, self._model = path, header, model
 
     def run(self) -> None:
+        with suppress(OSError, AttributeError):  # this thread alone, on Linux: the first answer comes first
+            os.setpriority(os.PRIO_PROCESS, self.native_id or 0, 10)
         with suppress(OSError, RuntimeError):
             self._write(self._path.parent)
 

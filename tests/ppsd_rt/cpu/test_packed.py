@@ -1,6 +1,7 @@
 """Packed weights that are mapped: the same bits as packing gives, and made anew where a file is of no use."""
 
 import os
+import threading
 from threading import Event
 
 import numpy as np
@@ -160,3 +161,11 @@ def test_a_small_model_is_only_packed(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "cache"))
     load(folder)
     assert not (tmp_path / "cache" / "packed").exists()
+
+
+def test_the_file_is_written_behind_the_first_answer(folder, kept, monkeypatch):
+    asked = []
+    monkeypatch.setattr(packed.os, "setpriority", lambda which, who, nice: asked.append((who, nice)))
+    load(folder)
+    assert {nice for _, nice in asked} == {10}
+    assert threading.get_native_id() not in dict(asked)
