@@ -7,7 +7,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
 machine=$("$python" -c 'import re; from ppsd_rt.cli.info import machine; facts = machine()
-print(re.sub("[^a-z0-9]+", "-", (facts["cpu"] + " " + str(facts["cores"])).lower()).strip("-"))')
+cpu = re.sub(r"\(\w+\)|processor", "", facts["cpu"].lower())
+print(re.sub("[^a-z0-9]+", "-", cpu + " " + str(facts["cores"])).strip("-"))')
 stamp=$(date -u +%Y-%m-%d)-$machine
 repeats() { echo "${QUICK:-$1}"; }
 
