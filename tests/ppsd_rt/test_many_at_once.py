@@ -3,9 +3,11 @@
 import asyncio
 import ctypes
 import gc
+import os
 import threading
 import time
 from concurrent.futures import wait
+from types import SimpleNamespace
 
 import pytest
 from many_support import check_eight
@@ -211,8 +213,9 @@ def test_an_answer_overlaps_while_it_is_alone(cpu, schedule):
 def test_an_event_loop_asks_by_itself_for_all_answers(cpu, monkeypatch):
     """Threads begin them, and are free from the first event on; two event loops do not take each other's news."""
     working, most = [], 480  # more events than wait: an answer is not over before somebody asks
-    pool = async_generation._threads._pool
-    monkeypatch.setattr(async_generation._threads, "submit", lambda work: working.append(pool.submit(work)))
+    pool = async_generation._threads(os.getpid())
+    watched = SimpleNamespace(submit=lambda work: working.append(pool.submit(work)))
+    monkeypatch.setattr(async_generation, "_threads", lambda process: watched)
 
     async def ids(number):
         tokens = []
