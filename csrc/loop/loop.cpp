@@ -454,7 +454,7 @@ bool Loop::draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws
     answer.vocabulary.follow(answer.text());
     const int end = answer.exits.end(), first = passes_.lags() ? std::min(answer.headed, end - 1) : end - 1;
     draws->push_back({answer.segment(first, end - first), answer.exits.at(first), answer.step.feedback.get(), &answer.drafting, &answer.vocabulary,
-                      &answer.eagle, {}});
+                      &answer.eagle, {}, {}});
   }
   if (!passes_.draw(draws, cancelled_)) return false;
   for (size_t i = 0; i < parts.size(); ++i) {

@@ -57,7 +57,7 @@ std::optional<std::pair<int, double>> TextStages::draft(int start, const std::ve
   vocabulary_.follow(drafting_.ids());
   const int end = drafted(), first = passes_->lags() ? std::min(headed_, end - 1) : end - 1;
   std::vector<Passes::Draw> draws{{segment(first, end - first), exits_.data() + size_t(first) * hidden(), heard_ ? &*heard_ : nullptr,
-                                   &drafting_, &vocabulary_, &eagle_, {}}};
+                                   &drafting_, &vocabulary_, &eagle_, {}, {}}};
   passes_->draw(&draws);
   headed_ = end;
   if (!draws.front().drawn.empty()) drawn_[end - 1] = std::move(draws.front().drawn);
