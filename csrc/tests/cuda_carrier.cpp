@@ -391,7 +391,7 @@ void copies_are_offered_before_their_round() {
   schedule.stop_rule.kind = StopRule::Kind::kSurvival;
   const auto kind = [](Plan* plan) { return plan->next(0).kind; };
   using Kind = Step::Kind;
-  Plan plan(schedule, {100, {}}, 1, 1, {1, 0});
+  Plan plan(schedule, {100, {}}, 1, 1, 1);
   plan.begin({1, 2, 3, 1, 2, 3, 1, 2}, 0, 3);
   check(kind(&plan) == Kind::kRound, "a round is one launch", where);
   const auto offer = plan.take_offer();
