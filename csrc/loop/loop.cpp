@@ -613,7 +613,7 @@ void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden,
 // head's layers have seen them.
 void Loop::keep(Answer& answer, int start) {
   cut(answer, std::max({answer.rows, answer.left, answer.begun ? answer.scheduler.drafted_rows() : 0}));
-  if (passes_.taps() > 0 && passes_.uses_feedback() && (answer.rows - start > 1 || running_.size() == 1)) hear(answer, start);
+  if (passes_.taps() > 0 && passes_.uses_feedback() && (answer.most > 0 || !answer.begun)) hear(answer, start);
   if (answer.rows / kSpan > answer.headed / kSpan) catch_up(answer);
   if (model().eagle && answer.rows / kSpan > start / kSpan) {
     const std::vector<int>& text = answer.text();
@@ -636,7 +636,7 @@ std::vector<float> Loop::with_taps(const Answer& answer, const float* hidden, in
   return all;
 }
 
-// The rows from `start` on are verified just now. They wait for hear_all, with those of other answers. In company a round without drafts waits for catch_up.
+// The rows from `start` on are verified just now. They wait for hear_all, with those of other answers. While nothing is to be drafted they wait for catch_up.
 void Loop::hear(Answer& answer, int start) {
   if (answer.headed < start) catch_up(answer);
   const int rows = answer.rows - start;
