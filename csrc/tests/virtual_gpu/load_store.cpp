@@ -76,7 +76,7 @@ uint64_t weakly(Warp& w, uint64_t at, int size, int lane, uint64_t now) {
   if (its == nullptr) return now;
   if (!w.waited) w.fail("reads before the wait what a kernel has written");
   if (sees(w, *its, thread_of(w, lane))) return now;
-  machine.race(w, at);
+  machine.race(w);
   if (!machine.chance(2)) return now;
   const uint32_t before = its->before >> (8 * (at % 4));
   return size == 4 ? before : before & ((1u << (8 * size)) - 1);

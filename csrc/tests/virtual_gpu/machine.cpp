@@ -50,7 +50,7 @@ void Machine::forget() {
   ranges_.clear(), record.clear();
 }
 
-void Machine::race(const Warp& warp, uint64_t at) {
+void Machine::race(const Warp& warp) {
   const Instruction& its = warp.cta->grid->kernel->code[size_t(warp.at)];
   if (races++ == 0) {
     first_race = warp.cta->grid->kernel->name + ", line " + std::to_string(its.line) + ": " + its.text + " is not ordered after what it reads was written";

@@ -40,7 +40,7 @@ class Machine {
   // For the parts of a warp.
   uint64_t number(uint64_t below) { return adversary ? (*random_)() % below : 0; }
   bool chance(uint64_t of) { return adversary && (*random_)() % of == 0; }
-  void race(const Warp& warp, uint64_t at);
+  void race(const Warp& warp);
   uint32_t epoch_of(const Cta& cta) const { return cta.shared_epoch; }
 
  private:
