@@ -72,7 +72,7 @@ sanitize: $(VENV)/development  ## the C++ carriers and the CPU library under str
 
 fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is found goes to build/fuzz. Then random schedules
 	@mkdir -p build
-	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign --minutes $(MINUTES) --out build/fuzz.json
+	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign --minutes $(MINUTES)
 	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh $$(($(MINUTES) * 6)) $$(date +%s) address,undefined
 
 virtual-gpu: $(VENV)/development  ## answers on an executor of PTX, in SEEDS random orders; every fault put in is found

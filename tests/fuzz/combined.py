@@ -27,7 +27,7 @@ from ppsd_rt import Engine
 from ppsd_rt.cli.info import machine
 from ppsd_rt.pipeline.schedule import parse_schedule
 
-from .schemas import Drawing
+from .schemas import SCHEMAS
 
 Json = dict[str, Any]
 
@@ -46,8 +46,7 @@ class Requests:
     """Those of one seed."""
 
     def __init__(self, seed: object) -> None:
-        self._random, self._schemas = random.Random(f"combined {seed}"), 0
-        self._seed = seed
+        self._random = random.Random(f"combined {seed}")
 
     def draw(self) -> tuple[str, Json]:
         draw = self._random
@@ -112,8 +111,7 @@ class Requests:
 
     def _format(self) -> Json:
         draw = self._random
-        self._schemas += 1
-        schema = Drawing(f"{self._seed} {self._schemas}").root()
+        schema = draw.choice(SCHEMAS)
         strict = draw.choice(({}, {"strict": False}))
         return draw.choice((
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **strict}}},
@@ -128,8 +126,8 @@ class Requests:
 
     def _tools(self) -> Json:
         draw = self._random
-        root = Drawing(self._schemas).root()
-        look = {"properties": {"a": root}, "$defs": root["$defs"]}
+        root = draw.choice(SCHEMAS)
+        look = {"properties": {"a": root}, "$defs": root.get("$defs", {}) if isinstance(root, dict) else {}}
         tools = [
             {"type": "function", "function": {"name": "weather", "parameters": _TOOL, "strict": draw.random() < 0.5}},
             {"type": "function", "function": {"name": "look", "parameters": look}},

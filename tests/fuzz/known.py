@@ -1,4 +1,4 @@
-"""Inputs that once did harm, or nearly: tried first, and by `make test-all`."""
+"""Inputs that once did harm, or nearly: `make test-all` tries them."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from support import TEMPLATE, VOCAB, tiny_config
 
 from ppsd_rt.ranks.control import Kind
 
-from .mutations import PIPE, SPECIAL
+from .mutations import SPECIAL
 from .place import CORPUS, SHAPE, learned_of
 from .rank_targets import FACTS, control_message, pack, wire_message
 
@@ -58,8 +58,8 @@ KNOWN: dict[str, list[Any]] = {
         _config(rope_scaling=_llama3(low_freq_factor=1.0, high_freq_factor=1.0 + 1e-16)),
         DEEP.encode(),
     ],
-    "tokenizer": [SPECIAL + b"zero", PIPE],
-    "tokenizer-config": [PIPE, json.dumps({"chat_template": "{{ ''.__class__ }}"}).encode()],
+    "tokenizer": [SPECIAL + b"zero"],
+    "tokenizer-config": [json.dumps({"chat_template": "{{ ''.__class__ }}"}).encode()],
     "chat-template": [TEMPLATE + piece for piece in (CORPUS / "template_pieces.txt").read_text().splitlines()],
     "weights": [_safetensors('{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "a": 1}')],
     "learned": [

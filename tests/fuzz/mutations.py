@@ -42,7 +42,7 @@ TEXTS = (
 # Special files: what `Place.put` makes of data that begins with this.
 SPECIAL = b"@special "
 SPECIALS = tuple(SPECIAL + kind for kind in (b"missing", b"empty", b"folder", b"loop", b"zero", b"null"))
-PIPE = SPECIAL + b"pipe"  # whoever reads it waits for ever: for campaigns, which see it from outside
+PIPE = SPECIAL + b"pipe"  # whoever reads it waits for ever
 
 
 def nasty_json() -> st.SearchStrategy[str]:

@@ -139,14 +139,3 @@ def judge(
         except refusals as error:
             return f"{type(error).__name__}: {check_line(str(error))}"
     return "accepted"
-
-
-def signature(error: BaseException) -> str:
-    """The same for the same fault: the kind of error and the innermost place in the product."""
-    place, trace = "", error.__traceback__
-    while trace is not None:
-        path = Path(trace.tb_frame.f_code.co_filename)
-        if path.is_relative_to(ROOT / "ppsd_rt") or path.is_relative_to(ROOT / "models"):
-            place = f" in {path.relative_to(ROOT)}:{trace.tb_frame.f_code.co_name}"
-        trace = trace.tb_next
-    return f"{type(error).__name__}{place}: {normal(str(error))}"

@@ -3,8 +3,9 @@
 import json
 import random
 
+import jsonschema_rs
 import pytest
-from fuzz.schemas import Answers, campaign
+from fuzz.schemas import SCHEMAS, Answers
 
 from ppsd_rt.sampling.grammar_worker import compile_grammar, prepare
 
@@ -29,11 +30,13 @@ def allows(answers, schema, text):
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-def test_answers_fit_their_schemas():
-    """`python -m fuzz.schemas` draws thousands."""
-    seen, wrong = campaign(150, seed=0)
-    assert not wrong
-    assert seen["held"] > 80 and seen["ended"] > 300
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+def test_answers_fit_their_schemas(answers, schema):
+    matcher, unheld = compiled(answers, schema)
+    draw, fits = random.Random(1), jsonschema_rs.validator_for(schema, validate_formats=True)
+    ended = [text for _ in range(20) if (text := answers.draw(matcher.deep_copy(), draw)) is not None]
+    assert len(ended) > 4 and not unheld
+    assert [text for text in ended if not fits.is_valid(json.loads(text))] == []
 
 
 @pytest.mark.parametrize(
