@@ -426,9 +426,13 @@ bool Loop::draft(const std::vector<Answer*>& writing) {
     if (parts.empty()) return true;
     const Clock::time_point begun = Clock::now();
     std::vector<Passes::Draw> draws;
-    if (!run_early(parts) || !draw(parts, &draws)) return false;
+    if (!run_early(parts)) return false;
+    // What the head's layers have to catch up with is no draft's price.
+    const auto behind = [&](const Part& part) { return passes_.lags() && part.answer->headed + 1 < part.answer->exits.end(); };
+    const bool late = std::any_of(parts.begin(), parts.end(), behind);
+    if (!draw(parts, &draws)) return false;
     const double seconds = seconds_since(begun);
-    if (!overlapping()) policy_.took(&PassTimes::draft, early_rows_, seconds);   // by one thread, beside the others
+    if (!overlapping() && !late) policy_.took(&PassTimes::draft, early_rows_, seconds);   // by one thread, beside the others
     ++counts_.draft_steps;
     counts_.draft_seconds += seconds;
     std::vector<Answer*> more;

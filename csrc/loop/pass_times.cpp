@@ -22,7 +22,9 @@ constexpr double kRemembered = 200.0;  // half of which is forgotten after so ma
 double PassTime::observe(int rows, double seconds) {
   if (rows < 1 || seconds <= 0.0) return 0.0;
   Seen& seen = seen_[size_t(std::min(rows, kPassRows))];
-  if (weight_ > kTrusted) seconds = std::min(seconds, (seen.count < kTrusted ? kAtFirst : kDisturbed) * (*this)(rows));
+  const double believed = known() ? (*this)(rows) : seconds;
+  if (weight_ > kTrusted) seconds = std::min(seconds, (seen.count < kTrusted ? kAtFirst : kDisturbed) * believed);
+  else if (seen.pass != 0 && kAtFirst * seconds < believed) seconds_ *= seconds / believed, products_ *= seconds / believed;   // those before were disturbed
   for (double* sum : {&weight_, &rows_, &squares_, &seconds_, &products_}) *sum *= kFades;
   weight_ += 1.0;
   rows_ += rows;

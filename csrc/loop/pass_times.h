@@ -1,6 +1,7 @@
 // What passes take, by how many rows they have: measured as they are made.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -43,16 +44,26 @@ class PassTime {
 };
 
 struct PassTimes {
-  PassTime early, draft, late, choose;   // draft: the early layers with the exit head after them; choose: the LM head
+  // draft: the early layers with the exit head after them, in plain tokens' passes, as a machine has its better and worse
+  // moments while nothing is drafted; choose: the LM head.
+  PassTime early, draft, late, choose;
   double draft_share = 0.5;              // of a whole pass's weights, those that a draft reads: until one has been measured
   double margin = 1.0;                   // times what their passes take, drafts are taken to cost
   int sharers = 1;                       // passes that are under way at once, over ranks: see draw
 
+  double plain() const { return early(1) + verify(1); }
+  double observe(PassTime PassTimes::*kind, int rows, double seconds) {   // -> the seconds that it counts as
+    const double unit = kind == &PassTimes::draft ? plain() : 1.0;
+    if (unit <= 0.0) return 0.0;
+    // The first step is like the others, or something held it up.
+    if (kind == &PassTimes::draft && !draft.known()) seconds = std::min(seconds, 2.0 * draft_share * (early(rows) + verify(rows)));
+    return unit * (this->*kind).observe(rows, seconds / unit);
+  }
   double verify(int rows) const { return rows > 0 ? late(rows) + choose(rows) : 0.0; }
   // Over ranks, rank 0 drafts for one pass while the others are verified. Where it has nothing else to do meanwhile, a draft
   // delays its own pass; where its turns follow one another, it delays all.
   double draw(int rows) const {
-    const double step = draft.known() ? draft(rows) : draft_share * (early(rows) + verify(rows));
+    const double step = draft.known() ? draft(rows) * plain() : draft_share * (early(rows) + verify(rows));
     const bool busy = sharers * (early(rows) + step) > early(rows) + step + verify(rows);
     return busy ? sharers * step : step;
   }

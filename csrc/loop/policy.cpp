@@ -10,6 +10,8 @@ namespace ppsd {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr double kDisturbed = 1.6;   // times what was expected: more is somebody else's doing
+
 Schedule fitted(Schedule schedule, bool overlap) {
   schedule.max_chunk = std::min(schedule.max_chunk, kMaxChunk);
   schedule.lookahead = std::min(schedule.lookahead, kPassRows - 1);
@@ -114,11 +116,11 @@ void Policy::plan(std::vector<Writer>* writers, const Pass& pass) {
 // many drafting ones say what a plain one takes now, and a draft after many plain ones whether they still do not pay.
 // most: what the account can pay.
 int Policy::wanted(const Drafting& drafting, int most) {
-  const double speed = drafting_rate(acceptance(drafting)).value();
-  const bool pays = most > 0 && speed * plain_ > 1.0;
-  allotment_.tokens_per_second = std::max(speed, plain_ > 0.0 ? 1.0 / plain_ : 0.0);
-  if (plain_ <= 0.0 || plain_left_ > 0 || (pays && since_plain_ >= (drifted() ? kDrafts.soon : kDrafts.plain_after))) {
-    if (plain_left_ == 0) plain_left_ = plain_ > 0.0 ? 2 : 1;
+  const double gain = drafting_rate(acceptance(drafting)).value();
+  const bool pays = most > 0 && gain > 1.0;
+  allotment_.tokens_per_second = std::max(gain, 1.0) / std::max(plain(), 1e-9);
+  if (beside_passes_ <= 0.0 || plain_left_ > 0 || (pays && since_plain_ >= kDrafts.plain_after)) {
+    if (plain_left_ == 0) plain_left_ = beside_passes_ > 0.0 ? 2 : 1;
     plain_round_ = true;
     return 0;
   }
@@ -143,16 +145,11 @@ Policy::Rate Policy::expected(double acceptance) const {
   return best;
 }
 
-// The same, and what rounds with drafts really brought and took.
+// The same in plain rounds instead of seconds, and what rounds with drafts really brought and took.
 Policy::Rate Policy::drafting_rate(double acceptance) const {
   const Rate beforehand = expected(acceptance);
-  return {0, kDrafts.expected * beforehand.tokens + drafting_.tokens, kDrafts.expected * beforehand.seconds + drafting_.seconds};
-}
-
-// Have passes become slower or faster since the last plain round?
-bool Policy::drifted() const {
-  const double since = plain_step() / predicted_;
-  return std::max(since, 1.0 / since) > kDrafts.drift;
+  return {0, kDrafts.expected * beforehand.tokens + drafting_.tokens,
+          kDrafts.expected * beforehand.seconds / std::max(plain(), 1e-9) + drafting_.seconds};
 }
 
 // How many the account can pay if all are wrong: drawn by the exit head, or copied.
@@ -222,8 +219,9 @@ void Policy::learn(Drafting* drafting, const Round& round, bool in_flight, Clock
   const Clock::time_point since = std::exchange(drafting->since, drafting->alone ? now : Clock::time_point());
   const bool overlapped = drafting->overlaps || drafting->left_over, follows = drafting->alone && since != Clock::time_point();
   const double wall = follows ? std::chrono::duration<double>(now - since).count() : 0.0;
-  // Where its passes took half of a round at least, the rest is part of it; else it waited for something else.
-  const double passes = overlapped ? wall : follows ? std::clamp(wall, round_seconds_, 2.0 * round_seconds_) : round_seconds_;
+  // What lies between passes is part of a round, unless it is so long that the round waited for something else.
+  const bool its_own = follows && wall > round_seconds_ && wall < kDisturbed * std::max(beside_passes_, 1.0) * round_seconds_;
+  const double passes = overlapped || its_own ? wall : round_seconds_;
   charge(drafting, round, overlapped, passes);
   if (!drafting->alone) return;
   if (follows) {
@@ -232,7 +230,7 @@ void Policy::learn(Drafting* drafting, const Round& round, bool in_flight, Clock
   }
   if (probing_) {   // a draft that was right is worth another one soon
     const double extra = times.draw(1) + times.verify(2) - times.verify(1);
-    const int first = int(std::clamp(extra / plain_step() / kDrafts.probing, 4.0, 1000.0));
+    const int first = int(std::clamp(extra / times.plain() / kDrafts.probing, 4.0, 1000.0));
     probe_after_ = right ? first : std::max(first, std::min(2 * probe_after_, kDrafts.last_probe));
   }
   if (follows && stages_ != Stages::kNone && !drafting->left_over) choose_arm(drafting, int(round.committed.size()), wall);
@@ -271,19 +269,18 @@ void Policy::charge(Drafting* drafting, const Round& round, bool overlapped, dou
   double lost = drawn * drafting->draft_price + round.copied * drafting->row_price;
   if (drafting->alone && drafts == 0 && round.rows == 1 && !overlapped) {
     if (plain_left_ != 2) {   // the first one finds in the caches what other rounds have left
-      if (plain_ > 0.0) seconds = std::clamp(seconds, 0.6 * plain_, 1.6 * plain_);
-      plain_ += (plain_ > 0.0 ? 0.3 : 1.0) * (seconds - plain_);
-      predicted_ = plain_step();
+      const double its = seconds / times.plain(), known = beside_passes_;
+      beside_passes_ += known > 0.0 ? 0.3 * (std::clamp(its, known / kDisturbed, known * kDisturbed) - known) : its;
       since_plain_ = 0;
     }
     plain_left_ = std::max(plain_left_ - 1, 0);
     for (double* sum : {&drafting_.tokens, &drafting_.seconds}) *sum *= 0.99;
-  } else if (drafting->alone && plain_ > 0.0) {
+  } else if (drafting->alone && beside_passes_ > 0.0) {
     if (drafting_round_) {
       for (double* sum : {&drafting_.tokens, &drafting_.seconds}) *sum *= kDrafts.recent;
-      drafting_.tokens += tokens, drafting_.seconds += seconds;
+      drafting_.tokens += tokens, drafting_.seconds += seconds / plain();
     }
-    lost = seconds / plain_ - 1.0;
+    lost = seconds / plain() - 1.0;
     ++since_plain_;
   }
   drafting->credit += tokens - 1 - lost + kDrafts.loss_share * (tokens - ahead);
@@ -294,7 +291,7 @@ void Policy::charge(Drafting* drafting, const Round& round, bool overlapped, dou
 // -- from one process to the next --------------------------------------------------------------------------------------
 
 std::vector<double> Policy::learned() const {
-  std::vector<double> numbers{plain_, double(wait_), double(stay_)};
+  std::vector<double> numbers{double(wait_), double(stay_)};
   for (const Pool& pool : pools_) numbers.insert(numbers.end(), {pool.accepted, pool.judged, double(pool.verdicts)});
   for (const PassTime* time : {&times.early, &times.draft, &times.late, &times.choose}) {
     const std::vector<double> more = time->learned();
@@ -311,16 +308,16 @@ std::string Policy::explain() const {
     std::snprintf(line, sizeof line, form, values...);
     (out += out.empty() ? "" : "\n") += line;
   };
-  const double plain = plain_step();
-  add("a plain token takes %.2f ms (%.2f of passes), a draft step %.2f ms", 1e3 * (plain_ > 0.0 ? plain_ : plain), 1e3 * plain, 1e3 * times.draw(1));
+  const double passes = times.plain(), took = beside_passes_ > 0.0 ? plain() : passes;
+  add("a plain token takes %.2f ms (%.2f of passes), a draft step %.2f ms", 1e3 * took, 1e3 * passes, 1e3 * times.draw(1));
   add("a pass over 1/2/4/8/16 rows takes %.2f/%.2f/%.2f/%.2f/%.2f ms", 1e3 * times.verify(1), 1e3 * times.verify(2), 1e3 * times.verify(4),
       1e3 * times.verify(8), 1e3 * times.verify(16));
   for (int pool : {0, 1})
     if (const Pool& each = pools_[size_t(pool)]; each.verdicts > 0)
       add("%s: %.2f of the last drafts were right, of %d", pool ? "sampled" : "greedy", each.accepted / each.judged, each.verdicts);
-  const double a = pools_[0].accepted / pools_[0].judged, speed = std::max(drafting_rate(a).value(), 1.0 / plain);
-  add("alone, tokens/s: plain %.0f; with drafts %.0f by what passes take, %.0f by what rounds brought", 1.0 / (plain_ > 0.0 ? plain_ : plain),
-      expected(a).value(), drafting_rate(a).value());
+  const double a = pools_[0].accepted / pools_[0].judged, gain = drafting_rate(a).value(), speed = std::max(gain, 1.0) / took;
+  add("alone, tokens/s: plain %.0f; with drafts %.0f by what passes take, %.0f by what rounds brought", 1.0 / took, expected(a).value(),
+      gain / took);
   add("one draft more has to promise %.2f tokens, a copy %.2f", speed * (times.draw(1) + times.verify(2) - times.verify(1)),
       speed * kDrafts.copies * (times.verify(5) - times.verify(1)) / 4);
   const char* const kinds[] = {"plain", "with drafts", "overlapped"};
@@ -334,14 +331,14 @@ std::string Policy::explain() const {
 
 // It says what to begin with; a few rounds count for more.
 void Policy::know(const std::vector<double>& numbers) {
-  const size_t each = PassTime::kNumbers, rest = 9;
+  const size_t each = PassTime::kNumbers, rest = 8;
   if (numbers.size() != rest + 4 * each) return;
   for (double number : numbers)
     if (!(number >= 0.0 && number < 1e9)) return;
-  wait_ = int(std::max(numbers[1], 1.0)), stay_ = int(std::max(numbers[2], 1.0));
+  wait_ = int(std::max(numbers[0], 1.0)), stay_ = int(std::max(numbers[1], 1.0));
   for (size_t i = 0; i < 2; ++i) {
-    const double weight = std::min(numbers[4 + 3 * i], 2 * kDrafts.prior_weight);
-    pools_[i] = {numbers[3 + 3 * i] / std::max(numbers[4 + 3 * i], 1.0) * weight, weight, int(std::min(numbers[5 + 3 * i], 1e6))};
+    const double weight = std::min(numbers[3 + 3 * i], 2 * kDrafts.prior_weight);
+    pools_[i] = {numbers[2 + 3 * i] / std::max(numbers[3 + 3 * i], 1.0) * weight, weight, int(std::min(numbers[4 + 3 * i], 1e6))};
     if (!(pools_[i].accepted < weight)) pools_[i] = {0.5 * kDrafts.prior_weight, kDrafts.prior_weight, 0};
   }
   size_t at = rest;

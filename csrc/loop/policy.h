@@ -52,15 +52,13 @@ struct DraftTuning {
   double least_chance = 0.02, sure_chance = 0.98;   // bounds of what a draft must promise
 
   double loss_share = 0.02;    // of an answer's plain steps, what its drafts may lose in all,
-  int ahead = 16;              // of so many tokens before they are decoded
+  int ahead = 48;              // of so many tokens before they are decoded
   double stake = 0.5;          // share of the credit that a round of several drafts may risk; one alone may cost twice the credit
   double carried = 2.0;        // plain tokens that an answer alone begins with, at most, of what the one before it has gained
   double most_credit = 16.0;   // plain tokens
   int acquainted = 8;          // verdicts; until then a head is tried whenever that can be paid
 
-  int plain_after = 64;        // drafting rounds before two plain ones say again what a plain one takes,
-  double drift = 1.25;         // or `soon` of them, where passes have become so many times slower or faster
-  int soon = 16;
+  int plain_after = 64;        // drafting rounds before two plain ones say again what a plain one takes
   double probing = 0.015;      // share of the time that drafts may cost that are only tried
   int last_probe = 64;         // plain rounds before a draft is tried, at most, if a draft is cheap
 
@@ -109,9 +107,9 @@ class Policy {
   };
   void plan(std::vector<Writer>* writers, const Pass& pass);
   // A pass of the round took so long.
-  void took(PassTime PassTimes::*kind, int rows, double seconds) { round_seconds_ += (times.*kind).observe(rows, seconds); }
+  void took(PassTime PassTimes::*kind, int rows, double seconds) { round_seconds_ += times.observe(kind, rows, seconds); }
   void took_steps(int steps, double seconds) {   // of one row each, together
-    round_seconds_ += steps * times.draft.observe(1, seconds / steps);
+    round_seconds_ += steps * times.observe(&PassTimes::draft, 1, seconds / steps);
   }
   // What a verdict says of drafts to come, and what those of the round have earned and cost. in_flight: rows are under way.
   void learn(Drafting* drafting, const Round& round, bool in_flight, std::chrono::steady_clock::time_point now);
@@ -135,8 +133,7 @@ class Policy {
   };
 
   double acceptance(const Drafting& drafting) const;
-  double plain_step() const { return times.early(1) + times.verify(1); }
-  bool drifted() const;
+  double plain() const { return beside_passes_ * times.plain(); }   // seconds of a plain round of an answer alone
   int wanted(const Drafting& drafting, int most);
   Rate expected(double acceptance) const;
   Rate drafting_rate(double acceptance) const;
@@ -153,9 +150,8 @@ class Policy {
   std::array<Pool, 2> pools_;
   // Of an answer alone:
   double carried_ = 0.0;        // credit of the last one
-  double plain_ = 0.0;          // seconds of a plain round, beside the drafting ones
-  double predicted_ = 0.0;      // and what was expected of one then
-  Rate drafting_;               // rounds with drafts of the exit head, older ones counting less
+  double beside_passes_ = 0.0;  // times what its passes take, a plain round took; 0: there was none
+  Rate drafting_;               // rounds with drafts of the exit head, in plain ones instead of seconds; older ones count less
   bool plain_round_ = false, probing_ = false, drafting_round_ = false;
   int since_plain_ = 0, plain_left_ = 0, since_probe_ = 0, probe_after_ = 0;
   std::array<Rate, 3> measured_;   // of an answer alone, in all: plain rounds, drafting ones, overlapped ones

@@ -172,9 +172,9 @@ void bind(py::module_& m) {
         times.sharers = sharers;
         times.draft_share = draft_share;
         times.margin = margin;
-        PassTime* const kinds[] = {&times.early, &times.draft, &times.late, &times.choose};
-        for (int kind = 0; kind < 4; ++kind)
-          for (const auto& [rows, seconds] : seen[kind]) kinds[kind]->observe(rows, seconds);
+        PassTime PassTimes::* const kinds[] = {&PassTimes::early, &PassTimes::draft, &PassTimes::late, &PassTimes::choose};
+        for (const size_t kind : {0, 2, 3, 1})   // a draft is known beside plain passes
+          for (const auto& [rows, seconds] : seen[kind]) times.observe(kinds[kind], rows, seconds);
         const Allotment given = allot(times, acceptance, others, writing, left, most, reading, copying);
         return py::make_tuple(given.drafts, given.tokens_per_second, given.row_seconds, given.draft_seconds, given.copies);
       },

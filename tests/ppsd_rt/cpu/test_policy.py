@@ -121,11 +121,11 @@ def test_overlapping_is_kept_where_it_is_faster(gain):
 
 def test_what_was_learned_is_what_the_next_process_begins_with(tmp_path, monkeypatch):
     """Its first answer drafts at once; numbers of another form are no matter."""
-    world, path = World(FAST, lambda _: 0.8), tmp_path / "learned" / "a.json"
+    world, path = World(FAST, lambda _: 0.8, prior=0.1), tmp_path / "learned" / "a.json"
     for _ in range(3):
         world.answer(128)
     learned.write(path, world.alone.learned())
-    fresh, taught = World(FAST, lambda _: 0.8), World(FAST, lambda _: 0.8)
+    fresh, taught = World(FAST, lambda _: 0.8, prior=0.1), World(FAST, lambda _: 0.8, prior=0.1)
     taught.alone.know(learned.read(path))
     assert taught.answer(24) < fresh.answer(24)
     for damaged in (b"[1, 2", b"{}", b"[true]", b'["a"]', b"[1e999]"):
@@ -148,3 +148,18 @@ def test_copies_are_as_many_as_the_account_pays():
     assert plan.max_chunk == 15
     assert plan.recycle
     assert plan.stop_rule.copy_thresholds[0] < 0.6
+
+
+class Disturbed(World):
+    """Another program holds up the first draft step."""
+
+    steps = 0
+
+    def takes(self, kind, share, rows, written, pace=1.0):
+        self.steps += kind == "draft"
+        return super().takes(kind, share, rows, written, 8.0 if kind == "draft" and self.steps == 1 else pace)
+
+
+def test_one_draft_step_that_was_held_up_is_no_reason_to_stop():
+    table = {1: 3.0, 2: 3.6, 4: 4.6, 8: 6.5, 16: 11.0}
+    assert mean(Disturbed(table, lambda _: 0.65, seed=s).answer(128) for s in range(40)) <= 0.94
