@@ -1,23 +1,12 @@
-"""Before ranks work they compare what they are, in texts of JSON. Rank 0 then says who has which layers."""
+"""Before ranks work they compare what they are. Rank 0 then says who has which layers."""
 
-import json
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
-from .control import Control, Kind, text_of
+from ..models.eagle3 import Eagle3File
+from ..models.head_file import HeadFile
+from .control import Control, Kind
 
-# Fields of a rank's facts, in this order.
-FIELDS = (
-    "version",
-    "wire",
-    "model",
-    "exit head",
-    "format",
-    "KV cache",
-    "schedule",
-    "stages",
-    "link delay",
-    "kind of device",
-)
 _AS_ONE = "start all ranks with the same options, files and version"
 _MENDS = {
     "kind of device": "they round differently, and the text would depend on what the split is measured to be; give it "
@@ -25,48 +14,39 @@ _MENDS = {
 }
 
 
-def unpack(text: str) -> dict[str, str]:
-    """Of JSON that may be anybody's."""
-    try:
-        found = json.loads(text)
-        return {field: str(found[field])[:200] for field in FIELDS}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return {"version": "unknown"}
+def exchange(control: Control, facts: Mapping[str, str], split: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+    """Layers of each rank, as rank 0's `split` gives them. PpsdError where a rank differs, the same line on all.
+
+    However long the others take to open their models: who hangs or ends meanwhile is missed by `control`.
+    """
+    if not control.world.drafts:
+        return tuple(control.ask(0, Kind.FACTS, facts))
+    others = range(1, control.world.size)
+    if line := difference([facts, *(control.next(rank, Kind.FACTS) for rank in others)]):
+        control.fail(line)
+    control.check()
+    sizes = tuple(split())
+    for rank in others:
+        control.tell(rank, Kind.FACTS, sizes)
+    return sizes
 
 
 def difference(facts: Sequence[Mapping[str, str]]) -> str | None:
     """One line about the first rank that is not like rank 0; None: all is well."""
     for rank, its in enumerate(facts):
-        for field in FIELDS:
-            if its.get(field) != facts[0].get(field):
-                has, rank_0 = its.get(field) or "none", facts[0].get(field) or "none"
-                return f"rank {rank} has {field} {has}, rank 0 has {rank_0}: {_MENDS.get(field, _AS_ONE)}"
+        for field, wanted in facts[0].items():
+            if (found := its.get(field)) != wanted:
+                has, mend = str(found or "none")[:200], _MENDS.get(field, _AS_ONE)
+                return f"rank {rank} has {field} {has}, rank 0 has {wanted or 'none'}: {mend}"
     return None
 
 
-class Handshake:
-    """Made before `control` is started, so that nothing is missed."""
-
-    def __init__(self, control: Control) -> None:
-        self._control, self._heard = control, dict[int, str]()
-        for kind in (Kind.FACTS, Kind.SPLIT):
-            control.on(kind, lambda rank, _, message: self._heard.update({rank: text_of(message)}))
-
-    def exchange(self, facts: Mapping[str, str], split: Callable[[], Sequence[int]]) -> tuple[int, ...]:
-        """Layers of each rank, as rank 0's `split` gives them. PpsdError where a rank differs, the same line on all.
-
-        However long the others take to open their models: who hangs or ends meanwhile is missed by `control`.
-        """
-        control, world = self._control, self._control.world
-        if not world.drafts:
-            control.tell(0, Kind.FACTS, 0, json.dumps(dict(facts)))
-            control.until(lambda: 0 in self._heard)
-            return tuple(json.loads(self._heard[0]))
-        control.until(lambda: len(self._heard) == world.last)
-        if line := difference([facts, *(unpack(self._heard[rank]) for rank in range(1, world.size))]):
-            control.fail(line)
-        control.check()
-        sizes = tuple(split())
-        for rank in range(1, world.size):
-            control.tell(rank, Kind.SPLIT, 0, json.dumps(sizes))
-        return sizes
+def head_hash(head: HeadFile) -> str:
+    digest = hashlib.sha256(f"{head.info.kind} {head.info.exit_layer}".encode())
+    if isinstance(head, Eagle3File):  # whose settings are beside its tensors
+        digest.update(repr(head.eagle).encode())
+    for name, tensor in sorted(head.tensors.items()):
+        digest.update(name.encode() + tensor.tobytes())
+    if head.draft_ids is not None:
+        digest.update(head.draft_ids.tobytes())
+    return f"{head.info.kind} after layer {head.info.exit_layer}, {digest.hexdigest()[:16]}"

@@ -1,6 +1,5 @@
 """From the environment of one rank to its part of a running pipeline."""
 
-import hashlib
 import os
 import sys
 from collections.abc import Sequence
@@ -16,14 +15,13 @@ from ..errors import PpsdError, UsageError
 from ..extras import need
 from ..find_head import find_head
 from ..models.checkpoint import Checkpoint
-from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile
 from ..models.resolve import resolve_model
 from ..printable import quoted
 from .connect import connect, first_line
 from .control import GRACE, Control
 from .grammars import grammars_of
-from .handshake import Handshake
+from .handshake import exchange, head_hash
 from .links import CONTROL
 from .slices import CpuSlices
 from .split import check_sizes, solve
@@ -72,14 +70,12 @@ def join(world: World, options: RankOptions, clock: Clock = CLOCK) -> "Engine | 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     sys.setswitchinterval(0.0005)  # of the interpreter lock: threads here have microseconds of work for it
     groups = connect(world)
-    control = Control(groups[CONTROL], world, options.silence, options.link_delay, clock)
-    handshake = Handshake(control)
+    control = Control(groups[CONTROL], world, options.silence, clock)
     control.start()
     try:
         head, slices = _open(world, options)
-        sizes = handshake.exchange(
-            _facts(head, slices, options), lambda: options.sizes or solve(head, world.size, slices)
-        )
+        facts = _facts(head, slices, options)
+        sizes = exchange(control, facts, lambda: options.sizes or solve(head, world.size, slices))
         return _play(control, groups, head, slices, sizes, options)
     except PpsdError as error:
         control.fail(f"rank {world.rank}: {error}")
@@ -103,7 +99,7 @@ def _play(
     words = _native.pass_words(checkpoint.config.hidden_size, len(taps))
     if not control.world.drafts:
         station = slices.station(sum(sizes[:rank]), sum(sizes[: rank + 1]), options.link_delay, taps)
-        serve(groups, control, station, words, slices.bytes, partial(grammars_of, checkpoint))
+        serve(groups, control, station, words, partial(grammars_of, checkpoint))
         return None
 
     from ..engine import Engine
@@ -112,7 +108,9 @@ def _play(
 
     tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
     drafter = slices.drafter(head, sizes[0])
-    backend = RanksBackend(groups, control, drafter, slices, head.info if head else None, sizes, words)
+    backend = RanksBackend(
+        groups, control, drafter, slices, head.info if head else None, sizes, words, options.link_delay
+    )
     backend.open()
     return Engine(checkpoint, tokenizer, backend, options.model)
 
@@ -178,14 +176,3 @@ def _facts(head: HeadFile | None, slices: CpuSlices, options: RankOptions) -> di
         "link delay": f"{options.link_delay:g} s",
         "kind of device": "any" if options.sizes else _native.isa(),
     }
-
-
-def head_hash(head: HeadFile) -> str:
-    digest = hashlib.sha256(f"{head.info.kind} {head.info.exit_layer}".encode())
-    if isinstance(head, Eagle3File):  # whose settings are beside its tensors
-        digest.update(repr(head.eagle).encode())
-    for name, tensor in sorted(head.tensors.items()):
-        digest.update(name.encode() + tensor.tobytes())
-    if head.draft_ids is not None:
-        digest.update(head.draft_ids.tobytes())
-    return f"{head.info.kind} after layer {head.info.exit_layer}, {digest.hexdigest()[:16]}"

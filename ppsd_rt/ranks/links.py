@@ -19,8 +19,8 @@ PASSES, VERDICTS, CONTROL = 1, 2, 3  # tags
 _FOREVER = timedelta(days=365)  # silence is watched for elsewhere: a user may think for an hour between two prompts
 
 
-def open_groups(store: Any, rank: int, size: int) -> dict[int, Any]:
-    """A gloo process group of all ranks for each tag.
+def open_groups(store: Any, rank: int, size: int, address: str | None, limit: timedelta) -> dict[int, Any]:
+    """A gloo process group of all ranks for each tag. address: to listen on; None: gloo's choice. limit: to connect in.
 
     gloo's thread tries, again and again, for a connection's lock; where a thread that sends loses its core while it
     holds that lock, nothing else passes. So what is sent and what comes in share as few connections as can be: with
@@ -30,8 +30,16 @@ def open_groups(store: Any, rank: int, size: int) -> dict[int, Any]:
     from torch.distributed import PrefixStore, ProcessGroupGloo
 
     torch.set_num_threads(1)  # torch computes nothing here
-    tags = (CONTROL, PASSES, VERDICTS)
-    return {tag: ProcessGroupGloo(PrefixStore(f"tag {tag}", store), rank, size, _FOREVER) for tag in tags}
+
+    def group(tag: int) -> Any:
+        prefixed = PrefixStore(f"tag {tag}", store)
+        if address is None:
+            return ProcessGroupGloo(prefixed, rank, size, limit)
+        options = ProcessGroupGloo._Options()
+        options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=address)], limit
+        return ProcessGroupGloo(prefixed, rank, size, options)
+
+    return {tag: group(tag) for tag in (CONTROL, PASSES, VERDICTS)}
 
 
 class ProtocolError(Exception):
@@ -70,7 +78,7 @@ class Sender:
         """The next one, free to be written: what was sent from it before has left."""
         with _told_apart():
             if self._pending[self._next] is not None:
-                self._pending[self._next].wait()
+                self._pending[self._next].wait(_FOREVER)
         self._pending[self._next] = None
         return self._buffers[self._next]
 
@@ -128,7 +136,7 @@ class Receiver(Thread):
         try:
             while True:
                 for place in range(len(self._works)):
-                    self._works[place].wait()
+                    self._works[place].wait(_FOREVER)
                     self._take(self._buffers[place])
                     self._works[place] = self._receive(place)
         except Exception as error:

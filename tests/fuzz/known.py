@@ -9,7 +9,7 @@ from ppsd_rt.ranks.control import Kind
 
 from .mutations import SPECIAL
 from .place import CORPUS, SHAPE, learned_of
-from .rank_targets import FACTS, control_message, pack, wire_message
+from .rank_targets import control_message, wire_message
 
 HUGE = 10**400
 LEARNED = len(learned_of(20))
@@ -44,8 +44,9 @@ KNOWN: dict[str, list[Any]] = {
             wire_message(2, [(1, 0, 3, 1, 1)]).replace(bytes([5, 0, 0, 0]), b"\xff" * 4),
         ],
     ],
-    "control": [control_message(Kind.FAIL, 0, text) for text in ("", "rank 1\n\x1b[31m")],
-    "handshake": [pack({**FACTS, "model": "no such\nmodel \x1b[31m"})],
+    "control": [
+        control_message(json.dumps([Kind.FAIL, text]).encode()).ljust(256, b"\0") for text in ("", "rank 1\n\x1b[31m")
+    ],
     "config": [
         _config(num_hidden_layers=10_000_000),
         _config(model_type=["llama"]),

@@ -5,10 +5,9 @@ import json
 import numpy as np
 from hypothesis import strategies as st
 
-from ppsd_rt import PpsdError, _native
+from ppsd_rt import _native
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.ranks.control import _MAGIC, WORDS, Control, Kind, numbers_of, text_of
-from ppsd_rt.ranks.handshake import FIELDS, difference, unpack
+from ppsd_rt.ranks.control import Control, Kind
 from ppsd_rt.ranks.links import ProtocolError
 from ppsd_rt.ranks.slices import CpuSlices
 from ppsd_rt.ranks.world import World
@@ -16,22 +15,6 @@ from ppsd_rt.ranks.world import World
 from .mutations import damaged
 from .oracle import check_line, judge
 from .place import SHAPE, Place
-
-FACTS = {field: f"some {field}" for field in FIELDS}
-
-
-def pack(facts: dict[str, str]) -> bytes:
-    return json.dumps(facts).encode()
-
-
-def handshake(place: Place, data: bytes) -> str:
-    """The other rank's facts."""
-
-    def use() -> None:
-        if line := difference([FACTS, unpack(data.decode(errors="replace"))]):
-            raise PpsdError(line)  # as every rank does
-
-    return judge(place.case, use, (PpsdError,))
 
 
 class _Group:
@@ -47,20 +30,15 @@ class _Group:
         return True
 
 
-def control_message(kind: int, value: int, text: str) -> bytes:
-    words = np.zeros(WORDS, np.int32)
-    words[:2] = _MAGIC, kind
-    words[2:4].view(np.int64)[0] = value
-    raw = text.encode()[: 4 * (WORDS - 8)]
-    words[6] = -(-len(raw) // 4)
-    words[8:].view(np.uint8)[: len(raw)] = np.frombuffer(raw, np.uint8)
-    return words.tobytes()
+def control_message(text: bytes) -> bytes:
+    return len(text).to_bytes(4, "little") + text.ljust(-(-len(text) // 4) * 4)
 
 
 def control_messages(place: Place) -> st.SearchStrategy[bytes]:
-    values = st.sampled_from((0, 1, 120_001, 2**63 - 1, -(2**63)))
+    facts = {"version": "1", "model": "no such\nmodel"}
+    values = st.sampled_from((None, 1, "rank 1 has died\n\x1b[31m", facts, [[1, 2]])) | st.text(max_size=9)
     kinds = st.sampled_from([*Kind, 0, 12, -1])
-    good = st.builds(control_message, kinds, values, st.text(max_size=9) | st.just("rank 1 has died\n\x1b[31m"))
+    good = st.builds(lambda kind, value: control_message(json.dumps([kind, value]).encode()), kinds, values)
     return good.flatmap(lambda data: st.just(data) | damaged([data])).map(lambda data: data.ljust(256, b"\0")[:256])
 
 
@@ -69,9 +47,7 @@ def control(place: Place, data: bytes) -> str:
 
     def use() -> None:
         for rank in (0, 1):
-            ends = Control(_Group(), World(rank, 2, rank, 2), 4.0, 0.0)
-            for kind in (Kind.COSTS, Kind.REPORT, Kind.MEASURE):
-                ends.on(kind, lambda rank, value, message: (numbers_of(message), text_of(message)))
+            ends = Control(_Group(), World(rank, 2, rank, 2), 4.0)
             try:
                 ends._receivers[0]._take(np.frombuffer(data, np.int32).copy())
             except ProtocolError as error:
@@ -150,7 +126,6 @@ def wire(place: Place, messages: list[bytes], taps: tuple[int, ...] = ()) -> str
 
 
 TARGETS = {
-    "handshake": (lambda place: damaged([pack(FACTS), pack({**FACTS, "model": "no such\nmodel"})]), handshake),
     "control": (control_messages, control),
     "wire": (wire_messages, wire),
     "wire with taps": (lambda place: wire_messages(place, 1), lambda place, messages: wire(place, messages, (1, 2))),

@@ -9,7 +9,7 @@ from fuzz.targets import TARGETS, examples
 from support import slow, tiny_model, write_model
 
 QUICK = {
-    *("chat-template", "exit-head", "gguf", "handshake", "learned", "schedule"),
+    *("chat-template", "exit-head", "gguf", "learned", "schedule"),
     *("tokenizer", "tokenizer-config", "weights", "world"),
 }
 

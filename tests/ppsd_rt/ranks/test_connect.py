@@ -1,42 +1,25 @@
-"""Ranks on several hosts, here network namespaces: the interface that connects them, and what is said if none does."""
+"""Ranks on several hosts, here network namespaces: the address that connects them, and what is said if none does."""
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt.ranks.connect import INTERFACE, address_towards, choose_interface, interface_of
+from ppsd_rt.ranks.connect import INTERFACE, own_address
 from ppsd_rt.ranks.world import World
 
-ON_TWO_HOSTS = World(rank=0, size=2, local_rank=0, local_size=1)
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux for its interfaces")
 
-
-@linux
-def test_interfaces_are_found_by_their_addresses():
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("203.0.113.9") is None
-    assert interface_of("2001:db8::9") is None
-    assert address_towards("127.0.0.1") == "127.0.0.1"
-    assert address_towards("no-such-host.invalid") is None
-
-
-@linux
-def test_an_interface_is_chosen():
-    """The loopback for ranks of one host: gloo would listen on the address of the host's name."""
-    environment = {"MASTER_ADDR": "host0"}
-    choose_interface(World(0, 2, 0, 2), environment)
-    assert environment == {"MASTER_ADDR": "host0", INTERFACE: "lo"}
-    for world in (World(0, 2, 0, 2), ON_TWO_HOSTS):
-        environment = {INTERFACE: "eth7", "MASTER_ADDR": "127.0.0.1"}
-        choose_interface(world, environment)
-        assert environment[INTERFACE] == "eth7", "the user's own choice"
-    environment = {"MASTER_ADDR": "localhost"}  # as a host may call itself
-    choose_interface(ON_TWO_HOSTS, environment)
-    assert environment.get(INTERFACE) != "lo"
+def test_the_address_that_connects_a_host_with_rank_0(monkeypatch):
+    """The loopback's for ranks of one host: gloo would listen on the address of the host's name."""
+    assert own_address(World(0, 2, 0, 2, "host0")) == "127.0.0.1"
+    for host in ("localhost", "no-such-host.invalid"):  # as a host may call itself
+        assert not str(own_address(World(0, 2, 0, 1, host))).startswith("127.")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [])
+    assert own_address(World(0, 2, 0, 1, "host0")) is None
 
 
 class Hosts:

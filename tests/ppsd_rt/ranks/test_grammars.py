@@ -1,19 +1,19 @@
 """Grammars over ranks: the answers of one process, and what is said where a rank cannot compile one, or it gives up."""
 
-import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from grammar_support import GRAMMARS, PROMPT
 from rank_support import ids_of
+from serve_support import HANG
 from support import EOS, VOCAB, write_model
 
 from ppsd_rt import Engine, Grammar, PpsdError, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.ranks import grammars
 from ppsd_rt.ranks.backend import RanksBackend
-from ppsd_rt.ranks.control import TEXT_BYTES, Kind
+from ppsd_rt.ranks.control import Kind
 
 SAMPLINGS = {"greedy": {}, "sampled": {"temperature": 1.2, "top_k": 40, "frequency_penalty": 0.3, "seed": 3}}
 SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic:lookup=1", "eesd:length=4,lookup=1")
@@ -76,43 +76,33 @@ class Controls:
 
     def __init__(self, make):
         self.said, self.failed = [], []
-        self.last = self._end(0)
-        self.told = grammars.ToldGrammars(self.last, make)
-        self.first = self._end(1)
-        self.backend = object.__new__(RanksBackend)
-        self.backend._control, self.backend._grammar, self.backend._grammar_says = self.first, 0, {}
-        self.backend._telling = threading.Lock()
-        self.first.on(Kind.GRAMMAR, lambda rank, number, text: self.backend._grammar_said(number, text))
+        self.last, self.first = self._end(0), self._end(1)
+        self.told = grammars.AnswerGrammars(self.last, make)
+        slices = SimpleNamespace(dtype="int8", threads=1, blocks=1, bytes=1)
+        self.backend = RanksBackend({}, self.first, None, slices, None, (2, 4), 1, 0.0)
 
     def _end(self, peer):
         handlers = {}
 
-        def tell(to, kind, value=0, payload=()):
+        def tell(to, kind, value=None):
             assert to == peer
-            other = self.last if peer else self.first
-            self.said.append((to, value, payload))
-            other.handlers[kind](1 - peer, value, payload)
+            self.said.append((to, value))
+            (self.last if peer else self.first).handlers[kind](value)
 
         return SimpleNamespace(
-            handlers=handlers, on=handlers.__setitem__, tell=tell, fail=self.failed.append, check=lambda: None,
-            world=SimpleNamespace(last=1, rank=1 - peer), failed=SimpleNamespace(wait=threading.Event().wait),
+            handlers=handlers, on=handlers.__setitem__, tell=tell, fail=self.failed.append,
+            wait=lambda queue: queue.get(timeout=HANG), world=SimpleNamespace(last=1, rank=1 - peer),
         )  # fmt: skip
 
 
 @pytest.fixture
-def controls(folder, monkeypatch):
-    monkeypatch.setattr(grammars, "text_of", lambda message: message)
+def controls(folder):
     return Controls(lambda: grammars.grammars_of(Checkpoint(folder)))
-
-
-def test_a_grammar_is_one_message_or_too_long_for_one():
-    with pytest.raises(PpsdError, match="over ranks a grammar has at most"):
-        grammars.pack_grammar(Grammar.regex("x" * TEXT_BYTES))
 
 
 def test_an_answer_begins_when_the_last_rank_has_compiled(folder, controls):
     number = controls.backend._tell(GRAMMARS["schema"])
-    assert controls.said[-1] == (0, number, "")
+    assert controls.said[-1] == (0, [number, ""])
     allowed = np.flatnonzero(controls.told.mask(number).allowed(0, []))
     tokenizer = grammars.load_tokenizer(folder, VOCAB)
     assert {tokenizer.token_bytes(id)[:1] for id in allowed} == {b"{"}

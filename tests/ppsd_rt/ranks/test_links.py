@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 from serve_support import HANG
 
-from ppsd_rt.ranks.control import Control, Kind, text_of
+from ppsd_rt.ranks.control import Control, Kind
 from ppsd_rt.ranks.links import LinkLost, Receiver, Sender
 from ppsd_rt.ranks.stage import _explain
 from ppsd_rt.ranks.world import World
@@ -55,17 +55,17 @@ def test_messages_shorter_than_their_buffers_arrive_in_order(groups):
 
 
 def test_texts_of_any_length_arrive_whole_and_in_order(groups):
-    """Of the control links: most fit into a buffer, a grammar may be long."""
+    """Of the control links: a grammar may be long."""
     got = queue.SimpleQueue()
     texts = ["é" * length for length in (1, 100, 113, 50_000, 7, 400_000, 1)]
     worlds = [World(rank, 2, rank, 2) for rank in range(2)]
-    ends = [Control(groups[world.rank], world, 60.0, 0.0) for world in worlds]
-    ends[1].on(Kind.GRAMMAR, lambda rank, number, message: got.put((number, text_of(message))))
+    ends = [Control(groups[world.rank], world, 60.0) for world in worlds]
+    ends[1].on(Kind.GRAMMAR, got.put)
     for receiver in ends[1]._receivers:
         receiver.start()
-    for number, text in enumerate(texts):
-        ends[0].tell(1, Kind.GRAMMAR, number, text)
-    assert [got.get(timeout=HANG) for _ in texts] == [*enumerate(texts)]
+    for text in texts:
+        ends[0].tell(1, Kind.GRAMMAR, text)
+    assert [got.get(timeout=HANG) for _ in texts] == texts
 
 
 def test_a_handler_that_refuses_ends_the_receiver(groups):

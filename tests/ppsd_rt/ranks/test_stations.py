@@ -1,9 +1,5 @@
 """Draft stage and verification stations wired in one process, without a network: answers, merging, what is refused."""
 
-from collections.abc import Callable
-from threading import Event
-from types import SimpleNamespace
-
 import pytest
 import torch
 from rank_support import Pipeline, ids_of
@@ -11,9 +7,6 @@ from support import loud_head, slow, write_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.ranks import stage
-from ppsd_rt.ranks.control import Kind
-from ppsd_rt.ranks.links import PASSES, VERDICTS
 
 LAYERS = 6
 PROMPT = list(range(3, 80))  # more than a pass takes
@@ -112,35 +105,3 @@ def test_ranks_keep_keys_and_values_as_they_are_told(tmp_path, kv):
         assert ids_of(stages.run(PROMPT, params, "elastic")) == engine.generate(PROMPT, params, "plain").run().ids
     finally:
         stages.close()
-
-
-def test_rows_may_come_as_soon_as_a_measurement_is_told(monkeypatch):
-    """Rank 0 begins an answer when it knows what the others measured; they may not have taken note of the end yet."""
-    came: list[str] = []
-    receivers: list[Callable[[str], None]] = []
-    told: dict[Kind, Callable[..., None]] = {}
-    failed = Event()
-
-    def tell(peer, kind, value=0, payload=()):
-        if kind is Kind.READY:
-            told[Kind.MEASURE](0, 1, None)
-        else:
-            assert (kind, payload) == (Kind.COSTS, [0.5])
-            receivers[0]("a row")
-            failed.set()
-
-    control = SimpleNamespace(
-        world=SimpleNamespace(rank=1, last=1, local_size=2), on=told.__setitem__, tell=tell, failed=failed,
-        stopping=Event(), lost=None, check=lambda: None,
-    )  # fmt: skip
-    station = SimpleNamespace(
-        post=came.append, pin=lambda: None, work=lambda out, wait: 0, time_pass=None,
-        blocks=0, busy_seconds=None, use_masks=lambda masks: None,
-    )  # fmt: skip
-    monkeypatch.setattr(stage.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(stage, "time_passes", lambda *_, **__: [0.5])
-    monkeypatch.setattr(stage, "Sender", lambda *_, **__: SimpleNamespace(buffer=lambda: None))
-    monkeypatch.setattr(stage, "Receiver", lambda *given: receivers.append(given[5]))
-    monkeypatch.setattr(stage, "start", lambda receiver: None)
-    stage.serve(dict.fromkeys((VERDICTS, PASSES)), control, station, 8, 0, None)
-    assert came == ["a row"]
