@@ -1,7 +1,6 @@
 """`ppsd-run cache`, `pull`, `list`, `rm`: what lies in the cache folder, and models in the hub's cache."""
 
 import argparse
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from ..models.cache import cache_dir, model_folders, remove_model
 from ..models.local import LocalModel, local_models
 from ..models.resolve import resolve_model
 from ..printable import printable, quoted
-from .common import agreed, counted, print_json, table
+from .common import counted, may_delete, print_json, table
 from .options import ALL, FILES, MODELS
 
 
@@ -27,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         table("", ["kind", "items", "size"], rows)
         print(total)
         return 0
-    if items and not _confirmed(
+    if items and not may_delete(
         f"{total} of {folder} ({', '.join(kind for kind in chosen if chosen[kind])})", args.yes
     ):
         return 1
@@ -57,13 +56,6 @@ def _bytes(path: Path) -> int:
             with suppress(FileNotFoundError):
                 total += file.lstat().st_size
     return total
-
-
-def _confirmed(what: str, yes: bool) -> bool:
-    """Everything that deletes asks like this. UsageError where nobody is there to be asked."""
-    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
-        raise UsageError(f"{what} would be removed; --yes does so without a question")
-    return yes or agreed(f"Remove {what}? [y/N] ")
 
 
 def size(bytes: int) -> str:
@@ -105,7 +97,7 @@ def remove(args: argparse.Namespace) -> int:
         here = ", ".join(models) or "none"
         raise UsageError(f"no model {quoted(args.model)} is in the caches; here are: {here}")
     what = f"{model.name} ({size(model.bytes)})"
-    if not _confirmed(what, args.yes):
+    if not may_delete(what, args.yes):
         return 1
     try:
         model.remove()

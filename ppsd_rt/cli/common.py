@@ -232,6 +232,13 @@ def standard_input() -> str:
     return decoded(content, "standard input")
 
 
+def may_delete(what: str, yes: bool) -> bool:
+    """Everything that deletes asks like this, but for --yes. UsageError where nobody is there to be asked."""
+    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
+        raise UsageError(f"{what} would be removed; --yes does so without a question")
+    return yes or agreed(f"Remove {what}? [y/N] ")
+
+
 def agreed(question: str, otherwise: bool = False) -> bool:
     """Yes or no on the terminal; `otherwise` where something else is typed."""
     print(printable(question), end="", file=sys.stderr, flush=True)
@@ -252,29 +259,23 @@ REASONS = {  # what the statistics say of a `finish_reason`
 }
 
 
-def short_statistics(completion: Completion) -> str:
-    """How many tokens, why they ended, how fast they came, and the acceptance."""
-    s = completion.statistics
-    rate = s.decode_tokens_per_second
-    speed = f"{rate:.0f} tokens/s" if rate else f"{s.seconds:.2f} s"
-    parts = [f"{counted(s.tokens, 'token')}, {REASONS[completion.finish_reason]}", speed]
-    return " | ".join(parts + ([] if s.acceptance is None else [f"acceptance {s.acceptance:.2f}"]))
-
-
-def statistics_line(completion: Completion, compared: str = "") -> str:
-    """tokens/s, acceptance, copies, tokens per pass; compared: with plain decoding."""
+def statistics_line(completion: Completion, compared: str = "", short: bool = False) -> str:
+    """tokens/s, acceptance, copies, tokens per pass; compared: with plain decoding. short: the first of these."""
     s = completion.statistics
     rate = s.decode_tokens_per_second
     parts = [f"{counted(s.tokens, 'token')}, {REASONS[completion.finish_reason]}"]
-    parts.append(f"{rate:.1f} tokens/s" if rate else f"{s.seconds:.2f} s")
-    parts.append(f"first after {s.ttft_seconds * 1000:.0f} ms")
+    parts.append(f"{rate:.{0 if short else 1}f} tokens/s" if rate else f"{s.seconds:.2f} s")
+    if not short:
+        parts.append(f"first after {s.ttft_seconds * 1000:.0f} ms")
     if s.acceptance is not None:
         parts.append(f"acceptance {s.acceptance:.2f}")
+    if short:
+        return " | ".join(parts)
     if s.copied_accepted:
         parts.append(f"{s.copied_accepted / s.tokens:.0%} copied")
     if (s.judged or s.copied_judged) and s.tokens_per_round is not None:
         parts.append(f"{s.tokens_per_round:.2f} tokens per pass")
-    parts.append(f"{s.schedule}, {s.backend} {s.dtype}, {s.threads} thread{'s' * (s.threads != 1)}")
+    parts.append(f"{s.schedule}, {s.backend} {s.dtype}, {counted(s.threads, 'thread')}")
     return " | ".join(parts + [compared] * bool(compared))
 
 

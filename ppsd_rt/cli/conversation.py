@@ -1,8 +1,9 @@
 """`ppsd-run --chat`: a conversation. The history is sent with every turn; the KV cache keeps what has not changed."""
 
 import argparse
+import os
 import sys
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE, getincrementaldecoder
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from ..models.cache import cache_dir
 from ..pipeline.schedule import Auto, Schedule
 from ..sampling.params import SamplingParams
 from . import signals
-from .common import agreed, check_text, counted, decoded, given_text, statistics_line
+from .common import agreed, check_text, counted, given_text, statistics_line
 from .notes import complain, note, wrapped
 
 Messages = list[dict[str, str]]
@@ -60,10 +61,9 @@ def converse(
         note("/help shows what can be typed; Ctrl-C stops an answer; Ctrl-D ends")
     names = {name.split()[0] for name in COMMANDS} if typed else {"reset"}
     whole = True
-    for line in _typed_turns() if typed else _lines():
+    for text in _typed_turns() if typed else _lines():
         asked = False
         try:
-            text = line if isinstance(line, str) else decoded(line, "standard input")
             name, _, rest = text.removeprefix("/").partition(" ")
             if text.startswith("/") and name in names and "\n" not in text:
                 if name == "exit":
@@ -78,7 +78,7 @@ def converse(
         except PpsdError as error:
             complain(f"ppsd-run: {error}" + " (this turn was dropped; /reset forgets the conversation)" * asked)
             whole = False
-        except _Ended:
+        if conversation.ended:
             return signals.status()
     return 0 if whole or typed else 2
 
@@ -88,20 +88,12 @@ def on_terminal() -> bool:
     return sys.stdin.isatty() and any(stream and stream.isatty() for stream in (sys.stdout, sys.stderr))
 
 
-def _lines() -> Iterator[str | bytes]:
-    """Of standard input, as a file is read. As bytes: a text stream that meets a bad byte loses what it read ahead."""
-    line, text = sys.stdin.buffer.readline(), ""
-    if not line.startswith((BOM_UTF16_BE, BOM_UTF16_LE)):
-        while line:
-            yield line.strip()
-            line = sys.stdin.buffer.readline()
-        return
-    decoder = getincrementaldecoder("utf-16")("replace")  # the bytes of a newline may be half of another character
-    while line:
-        *whole, text = (text + decoder.decode(line)).split("\n")
-        yield from whole
-        line = sys.stdin.buffer.readline()
-    yield text
+def _lines() -> Iterator[str]:
+    """Of standard input, as a file is read. A line that is no text is refused as that turn, and the others count."""
+    marked = sys.stdin.buffer.peek(2)[:2] in (BOM_UTF16_BE, BOM_UTF16_LE)  # type: ignore[attr-defined]
+    encoding, errors = ("utf-16", "replace") if marked else ("utf-8-sig", "surrogateescape")
+    sys.stdin.reconfigure(encoding=encoding, errors=errors)  # type: ignore[union-attr]
+    yield from map(str.strip, sys.stdin)
 
 
 def _typed_turns() -> Iterator[str]:
@@ -116,15 +108,13 @@ def _typed_turns() -> Iterator[str]:
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    history: History = InMemoryHistory()
+    path = cache_dir() / "chat" / "history.txt"
     try:
-        path = cache_dir() / "chat" / "history.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)
-        with path.open("ab"):
-            history = FileHistory(path)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        history: History = FileHistory(path)
     except OSError:  # a cache that cannot be written to keeps nobody from talking
-        pass
+        history = InMemoryHistory()
     # Answers may go to a file: the turns are then typed on standard error.
     session: PromptSession[str] = PromptSession(
         history=history, key_bindings=keys, output=create_output(always_prefer_tty=True), reserve_space_for_menu=0
@@ -136,17 +126,11 @@ def _typed_turns() -> Iterator[str]:
             text = session.prompt("> ", enable_suspend=True, handle_sigint=False)
             leaving = False
             yield text.rstrip()
-        except KeyboardInterrupt:
-            if leaving:
+        except (KeyboardInterrupt, EOFError) as typed:
+            if leaving or isinstance(typed, EOFError):
                 return
             leaving = True
             note("Ctrl-C again ends")
-        except EOFError:
-            return
-
-
-class _Ended(Exception):
-    """By a signal that ends the command."""
 
 
 @dataclass
@@ -161,6 +145,7 @@ class _Conversation:
     turns: Messages = field(default_factory=list)
     file: str = ""  # for the next turn
     last: Completion | None = None
+    ended: bool = False  # by a signal that ends the command
 
     def ask(self, text: str) -> None:
         text = f"{self.file}\n\n{text}" if self.file else text
@@ -169,19 +154,19 @@ class _Conversation:
 
     def _answer(self, turns: Messages) -> None:
         """turns: the last is the user's. PpsdError: nothing is answered, and the conversation stays as it is."""
+
+        def begin() -> Generation:
+            return self.engine.generate(self._messages(turns), self.params, self.schedule, self.options())
+
         try:
-            generation = self._begin(turns)
+            generation = begin()
         except ContextFull:
             turns = self._shortened(turns)
-            generation = self._begin(turns)
-        finished = self.show(generation)
+            generation = begin()
+        whole = self.show(generation)
         self.last = generation.completion
         self.turns = [*turns, {"role": "assistant", "content": self.last.text}]
-        if not finished and not signals.resume():
-            raise _Ended
-
-    def _begin(self, turns: Messages) -> Generation:
-        return self.engine.generate(self._messages(turns), self.params, self.schedule, self.options())
+        self.ended = not whole and not signals.resume()
 
     def _messages(self, turns: Messages) -> Messages:
         return turns if self.system is None else [{"role": "system", "content": self.system}, *turns]

@@ -30,7 +30,6 @@ from .common import (
     only_prompt,
     print_json,
     sampling_params,
-    short_statistics,
     statistics_line,
 )
 from .compare import Comparison, compare, said, together
@@ -69,22 +68,14 @@ def _run(
     if args.exit_head in ("auto", "none") and engine.head is None and isinstance(schedule, Auto) and not args.json:
         drafts = engine.backend.copies and schedule.copies
         how = "only repetitions and what usually follows are drafted" if drafts else "decoding plainly"
-        note(
-            f"{args.model} has no exit head: {how} (`ppsd-run distill` makes one in hours, with --kind ngram a table "
-            "of what follows in minutes)"
-        )
+        mend = "(`ppsd-run distill` makes one in hours, with --kind ngram a table of what follows in minutes)"
+        note(f"{args.model} has no exit head: {how} {mend}")
     if args.chat:
         from .conversation import converse
 
         getLogger("ppsd_rt.learning").setLevel(WARNING)  # its notes would stand in what is typed
-        return converse(
-            engine,
-            params,
-            schedule,
-            args,
-            lambda: run_options(args),
-            lambda one: answer(engine, one, args, None, trace, schedule, []),
-        )
+        show_turn = lambda turn: answer(engine, turn, args, None, trace, schedule, [])  # noqa: E731
+        return converse(engine, params, schedule, args, lambda: run_options(args), show_turn)
     note_plain(engine, args.raw)
     encoded = [(id, _encode(engine, text, id, args)) for id, text in prompts]  # all, before the first is answered
     answered: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
@@ -203,10 +194,16 @@ def answer(
 
     comparisons: where --compare adds one.
     """
+    finished = False
     try:
-        finished = _print_text(engine, generation, args)
+        _print_text(engine, generation, args)
+        finished = True
+    except KeyboardInterrupt:
+        generation.close()
     except PpsdError:  # such as a rank that died: what is committed stays
-        _print_rest(engine, generation, args, id)
+        generation.close()
+        if args.json:
+            print_json(_as_json(engine, generation.completion, id, None))
         raise
     if trace:
         spans = engine.backend.spans()
@@ -227,10 +224,8 @@ def answer(
             problem = error  # what has been decoded is printed first
     if args.json:
         print_json(_as_json(engine, completion, id, compared))
-    elif args.chat:
-        note(short_statistics(completion))
-    elif finished or completion.ids:
-        note(statistics_line(completion, said(compared.turns) if compared else ""))
+    elif args.chat or finished or completion.ids:
+        note(statistics_line(completion, said(compared.turns) if compared else "", short=args.chat))
     if not finished and not completion.ids:
         done, total = getattr(generation.options.prompt_progress, "rows", (0, 0))
         total = total or len(completion.prompt_ids)
@@ -244,45 +239,27 @@ def answer(
     return finished
 
 
-def _on_terminal() -> bool:
-    return bool(sys.stdout and sys.stdout.isatty())
+def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace) -> None:
+    """Of an answer that ends early all that is committed; but as JSON nothing."""
+    if args.json:
+        generation.run()
+    elif args.show_drafts:
+        from .drafts import show_drafts  # with rich, which takes longer to import than a small model to answer
 
+        show_drafts(engine, generation)
+    elif sys.stdout and sys.stdout.isatty():
+        from .rendering import show
 
-def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace) -> bool:
-    printed = 0  # characters
-    try:
-        if args.json:
-            generation.run()
-        elif args.show_drafts:
-            from .drafts import show_drafts  # with rich, which takes longer to import than a small model to answer
-
-            show_drafts(engine, generation)
-        elif _on_terminal():
-            from .rendering import show
-
-            show(generation, markdown=not args.plain and not args.raw)
-        else:
+        show(generation, markdown=not args.plain and not args.raw)
+    else:
+        printed = 0  # characters
+        try:
             for token in generation:
                 print(token.text, end="", flush=True)
                 printed += len(token.text)
-            print(flush=True)  # before the statistics, which go another way
-    except KeyboardInterrupt:
-        generation.close()
-        if (
-            not args.json and not _on_terminal()
-        ):  # with what was held back: the statistics, and a chat's history, count it
-            print(generation.completion.text[printed:], flush=True)
-        return False
-    return True
-
-
-def _print_rest(engine: Engine, generation: Generation, args: argparse.Namespace, id: str | int | None) -> None:
-    """What an answer that cannot go on has committed, and has not been printed yet."""
-    generation.close()
-    if args.json:
-        print_json(_as_json(engine, generation.completion, id, None))
-    elif not _on_terminal():
-        print(generation.rest(), flush=True)
+        finally:  # with what was held back: the statistics, and a chat's history, count it
+            generation.close()
+            print(generation.completion.text[printed:], flush=True)  # before the statistics, which go another way
 
 
 def _as_json(

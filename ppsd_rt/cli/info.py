@@ -24,62 +24,57 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json(info)
         return
-    for line in _summary(info):
+    for title, said in _summary(info):
+        print(printable(f"{title:<10} {said}"))
+    for line in lines(info["learned"]) if args.learn else ():
         print(printable(line))
+    print("all of it: ppsd-run info --json")
 
 
-def _summary(info: dict[str, Any]) -> Iterator[str]:
+def _summary(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What people ask for; `--json` has all."""
     model, head, backend, machine = info["model"], info["exit head"], info["backend"], info["machine"]
-    yield f"model      {model['name']}: {model['parameters'] / 1e9:.2g} billion parameters in {model['folder']}"
+    yield "model", f"{model['name']}: {model['parameters'] / 1e9:.2g} billion parameters in {model['folder']}"
     shape = f"{model['num_hidden_layers']} layers, width {model['hidden_size']}, vocabulary {model['vocab_size']}"
-    yield f"           {shape}, context {model['max_position_embeddings']}, stored as {', '.join(model['stored_as'])}"
+    yield "", f"{shape}, context {model['max_position_embeddings']}, stored as {', '.join(model['stored_as'])}"
     variables = ", ".join(model["template_variables"]) or "no variables"
-    yield f"           {f'chat template with {variables}' if model['chat_template'] else 'no chat template'}"
+    yield "", f"chat template with {variables}" if model["chat_template"] else "no chat template"
     if head is None:
-        yield "exit head  none: only copies from the text are drafted; `ppsd-run distill` trains one"
+        yield "exit head", "none: only copies from the text are drafted; `ppsd-run distill` trains one"
     else:
         right = head.get("acceptance", {}).get("held_out_greedy")
         known = "" if right is None else f", right for {right:.0%} of held-out greedy tokens"
         heard = f", hears layer {head['tap']}" if head.get("tap") else ""
-        yield f"exit head  {head['kind']} after layer {head['exit_layer']}{heard}{known}"
-    on = "" if backend["device"] == backend["name"] else f" on {backend['device']}"
+        yield "exit head", f"{head['kind']} after layer {head['exit_layer']}{heard}{known}"
+    sizes = {"weights": "packed_megabytes", "KV caches up to": "kv_megabytes"}
+    sized = [f", {what} {backend[name]:.0f} MB" for what, name in sizes.items() if name in backend]
     threads, answers = counted(backend["threads"], "thread"), counted(backend["answers_at_once"], "answer")
-    sizes = [f", weights {backend['packed_megabytes']:.0f} MB"] if "packed_megabytes" in backend else []
-    sizes += [f", KV caches up to {backend['kv_megabytes']:.0f} MB"] if "kv_megabytes" in backend else []
-    yield f"backend    {backend['name']}{on}, {backend['dtype']}, {threads}, {answers} at once{''.join(sizes)}"
+    on = " on ".join(dict.fromkeys((backend["name"], backend["device"]))) + f", {backend['dtype']}"
+    yield "backend", f"{on}, {threads}, {answers} at once{''.join(sized)}"
     isa = f", instructions {backend['isa']}" if "isa" in backend else ""
-    yield f"machine    {machine['cpu']}, {counted(machine['cores'], 'core')}{isa}; ppsd-rt {machine['ppsd_rt']}"
-    yield f"cache      {machine['cache']}"
-    if learned := info.get("learned"):
-        yield from lines(learned)
-    yield "all of it: ppsd-run info --json"
+    yield "machine", f"{machine['cpu']}, {counted(machine['cores'], 'core')}{isa}; ppsd-rt {machine['ppsd_rt']}"
+    yield "cache", machine["cache"]
 
 
-def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
+def collect(args: argparse.Namespace) -> dict[str, Any]:
     """Sections of plain values: four, and what was learned where --learn asks for it."""
     engine = load_engine(args)
-    head, template = engine.head, engine.tokenizer.chat_template
+    checkpoint, backend, template = engine.checkpoint, engine.backend, engine.tokenizer.chat_template
     return {
         "model": {
             "name": engine.name,
-            "folder": str(engine.checkpoint.folder),
-            "hash": engine.checkpoint.hash,
-            "parameters": engine.checkpoint.parameters,
-            "stored_as": engine.checkpoint.stored_as,
+            "folder": str(checkpoint.folder),
+            **{name: getattr(checkpoint, name) for name in ("hash", "parameters", "stored_as")},
             **asdict(engine.config),
             "ends_at": {id: engine.tokenizer.id_to_token(id) for id in engine.config.eos_token_ids},
             "chat_template": template is not None,
             "template_variables": _variables(template),
         },
-        "exit head": None if head is None else asdict(head),
+        "exit head": None if engine.head is None else asdict(engine.head),
         "backend": {
-            "name": engine.backend.name,
-            "device": engine.backend.device,
-            "dtype": engine.backend.dtype,
-            "threads": engine.backend.threads,
-            "answers_at_once": engine.backend.concurrency,
-            **engine.backend.facts(),
+            **{name: getattr(backend, name) for name in ("name", "device", "dtype", "threads")},
+            "answers_at_once": backend.concurrency,
+            **backend.facts(),
         },
         "machine": {**machine(), "cache": str(cache_dir())},
         **({"learned": status(Path(args.learn))} if args.learn else {}),

@@ -20,7 +20,7 @@ from ..models.checkpoint import Checkpoint
 from ..models.resolve import resolve_model
 from ..models.tokenizer import load_tokenizer
 from ..printable import printable
-from .common import agreed
+from .common import may_delete
 from .notes import note, quiet
 
 DAYS = 14  # that are shown
@@ -31,12 +31,11 @@ def run(args: argparse.Namespace) -> int:
     if args.yes and not args.forget:
         raise UsageError("--yes goes with --forget")
     if args.forget:
-        what = f"what is kept of {Path(read_model(folder)['name']).name} in {folder}"
-        if not args.yes:
-            if sys.stdin is None or not sys.stdin.isatty():
-                raise UsageError(f"{what} would be deleted; --yes does so without a question")
-            if not agreed(f"Delete {what}, and the heads that learned from it? [y/N] "):
-                return 1
+        what = (
+            f"what is kept of {Path(read_model(folder)['name']).name} in {folder}, with the heads that learned from it"
+        )
+        if not may_delete(what, args.yes):
+            return 1
         print(printable(f"deleted {forget(folder) / 1e6:.1f} MB from {folder}"))
         return 0
     if args.status:

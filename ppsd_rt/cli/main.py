@@ -93,18 +93,13 @@ def _run(args: "argparse.Namespace", argv: "Sequence[str]", world: "World | None
 def _status_of(work: "Callable[[], int]") -> int:
     try:
         try:
-            return _status_of_errors(work)
+            return work()
         finally:
             signals.close()
     except KeyboardInterrupt:
         notes.complain("")  # ends the line that it was on
         notes.complain(f"ppsd-run: {signals.said()}")
         return signals.status()
-
-
-def _status_of_errors(work: "Callable[[], int]") -> int:
-    try:
-        return work()
     except PpsdError as error:
         notes.complain(f"ppsd-run: {error}")
         return 2 if isinstance(error, UsageError) else 1
@@ -116,7 +111,7 @@ def _status_of_errors(work: "Callable[[], int]") -> int:
         place = error.filename or ("standard output" if error.errno == errno.ENOSPC else "")
         notes.complain(f"ppsd-run: {place}{': ' * bool(place)}{error.strerror or error}")
         _abandon_output()
-        return signals.status() if signals.received() else 1  # the terminal goes away as SIGHUP comes
+        return signals.status(otherwise=1)  # the terminal goes away as SIGHUP comes
 
 
 def _abandon_output() -> None:

@@ -3,7 +3,7 @@
 from argparse import SUPPRESS, ArgumentParser
 from typing import Any
 
-from .values import Add, address, at_most, group, length, named, number, option, positive, seconds, setting, whole
+from .values import address, at_most, group, length, named, number, option, positive, seconds, setting, whole
 
 ALL = "all"
 MODELS = "models"
@@ -16,6 +16,7 @@ FILES = {  # kind: its subfolder, and what our files in it are called
     "benchmarks": ("benchmarks", ("*.gguf", "*/*.json", "*/*.safetensors")),
 }
 
+_SILENCE = "an engine or a server silent so long is lost", seconds
 _MANY: dict[str, Any] = {"action": "append", "default": []}  # of an option that may be given several times
 
 
@@ -26,47 +27,31 @@ def _stages(text: str) -> int | tuple[int, ...]:
 
 def model_options(parser: ArgumentParser) -> None:
     add = group(parser, "model")
-    add(
-        "-m --model NAME",
-        "a local folder, a .gguf file, a hub name (org/name), or the default model",
-        named,
-        default="smollm2-135m",
-    )
-    add(
-        "--exit-head HEAD",
-        "a head's file; the folder or hub name of an EAGLE-3 head; auto: the one that ships for this model; "
-        "norm:E: the model's own norm and LM head after layer E; none",
-        named,
-        default="auto",
-    )
+    what = "a local folder, a .gguf file, a hub name (org/name), or the default model"
+    add("-m --model NAME", what, named, default="smollm2-135m")
+    what = "a head's file; the folder or hub name of an EAGLE-3 head; auto: the one that ships for this model; norm:E: "
+    add("--exit-head HEAD", what + "the model's own norm and LM head after layer E; none", named, default="auto")
     add = group(parser, "machine")
     add("--backend", "auto, cpu (C++), cuda (Triton, captured) or torch", default="auto")
     add("--device", "auto, cpu, cuda, cuda:N, or several GPUs with some layers each: cuda:0,cuda:1", default="auto")
     add("--dtype", "auto, float32, bfloat16, int8 and int4 (cpu, cuda), fp8 (cuda), float16 (torch)", default="auto")
     add(
         "--kv-dtype",
-        "of the KV cache (cpu): auto (as the weights; int4: int8), float32, bfloat16, int8",
+        "of the KV cache (cpu): auto (of the weights; int4: int8), float32, bfloat16, int8",
         default="auto",
     )
     add("--kv-memory SIZE", "for the KV caches of all answers, such as 4G [half of what is spare]")
     add(
         "--threads N",
-        "CPU threads [one for each physical core, at most 16; fewer in a container that grants less]",
+        "CPU threads [one for each physical core, at most 16; fewer where a container grants less]",
         whole,
     )
-    add(
-        "--template-set NAME=JSON",
-        "a variable of the chat template, such as enable_thinking=false; `ppsd-run info` lists them",
-        setting,
-        **_MANY,
+    what = "a variable of the chat template, such as enable_thinking=false; `ppsd-run info` lists them"
+    add("--template-set NAME=JSON", what, setting, **_MANY)
+    what = (
+        "cut verification into N stages (cpu, cuda); over ranks or several devices A,B,...: layers for each of them, "
     )
-    add(
-        "--stages N",
-        "cut verification into N stages (cpu, cuda); over ranks or several devices A,B,...: layers for each of "
-        "them, else as is best",
-        _stages,
-        default=1,
-    )
+    add("--stages N", what + "else as is best", _stages, default=1)
     add = group(parser, "ranks (over several hosts: torchrun ... -m ppsd_rt ...)")
     add("--ranks N", "share the layers out among N processes of this host", whole)
     add("--rank-timeout S", "a rank silent so long is lost", number, default=20.0)
@@ -77,23 +62,17 @@ def schedule_options(parser: ArgumentParser, default: str = "auto") -> None:
     from ..pipeline.schedule import NAMES  # with numpy, which `ppsd-run --version` does not need
     from ..pipeline.stop_rules import STOP_RULES
 
-    add = group(parser, "schedule (changes the speed, never the answer)")
-    add(
-        "--schedule NAME",
+    what = (
         f"{', '.join(NAMES)}, with changes as in eesd:length=4,stop_rule=confidence=0.5 or lookup:lookup=2; stop "
-        f"rules: {', '.join(STOP_RULES)}; auto is the best on this machine, plain decoding included",
-        default=default,
+        f"rules: {', '.join(STOP_RULES)}; auto is the best on this machine, plain decoding included"
     )
+    group(parser, "schedule (changes the speed, never the answer)")("--schedule NAME", what, default=default)
 
 
 def sampling_options(parser: ArgumentParser, max_tokens: int | None = None) -> None:
     add = group(parser, "sampling")
-    add(
-        "-n --max-tokens N",
-        "end after N tokens; -1 or inf: at the end of the context" + " [-1]" * (max_tokens is None),
-        length,
-        default=max_tokens,
-    )
+    what = "end after N tokens; -1 or inf: at the end of the context" + " [-1]" * (max_tokens is None)
+    add("-n --max-tokens N", what, length, default=max_tokens)
     add("-t --temperature T", "0 is greedy [0]", number, default=0.0)
     add("--top-k K", "keep the K most likely tokens; 0: all [0]", whole, default=0)
     add("--top-p P", "keep the likeliest with probability P", number, default=1.0)
@@ -109,12 +88,8 @@ def generate_options(parser: ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", help="the prompt; what is piped into the command follows it")
     add = group(parser, "input and output")
     add("-f --file FILE", "a text before the prompt; may be given several times", named, **_MANY)
-    add(
-        "--prompts FILE",
-        'answer each line: a text, {"prompt": ...} or {"messages": [...]}, both with "id" if wanted; files of '
-        "HumanEval, GSM8K, MT-Bench, XSum, CNN/DM and WMT too; -: standard input",
-        named,
-    )
+    what = 'answer each line: a text, {"prompt": ...} or {"messages": [...]}, both with "id" if wanted; files of '
+    add("--prompts FILE", what + "HumanEval, GSM8K, MT-Bench, XSum, CNN/DM and WMT too; -: standard input", named)
     add("--chat", "a conversation; from a pipe each line is a turn")
     add("--system TEXT", "system message [the model's own]")
     add("--raw", "do not apply the chat template")
@@ -123,9 +98,7 @@ def generate_options(parser: ArgumentParser) -> None:
     add("--grammar G", "what the answer must be: json, schema=FILE or {...}, regex=PATTERN or lark=FILE")
     add("--logprobs N", "with --json: log-probabilities of the tokens and of the N likeliest", whole)
     add("--show-drafts", "colour drafted, accepted and corrected tokens")
-    add(
-        "--prompt-cache FILE", "begin with the prompts that are kept there, and keep those of now [keep nothing]", named
-    )
+    add("--prompt-cache FILE", "begin with the prompts that are kept there, and keep those of now [none]", named)
     add("--trace FILE", "write a timeline of the stages, for ui.perfetto.dev", named)
     add("-q --quiet", "no statistics and no notes: the answer, and errors")
     add("--compare", "also decode it with and without speculation in turns, and print how much faster it was")
@@ -142,26 +115,16 @@ def serve_options(parser: ArgumentParser) -> None:
     add("--port N", "0: any that is free", whole, default=8000)
     add("--model-name NAME", "what clients call the model [--model]", named)
     add("--api-key KEY", "that clients must bring, or several in quotes [the variable PPSD_API_KEY; else none]", named)
-    add(
-        "--cors ORIGIN", "whose pages may ask, such as http://localhost:3000; * is all; may be repeated", named, **_MANY
-    )
+    add("--cors ORIGIN", "whose pages may ask, as http://localhost:3000; * is all; may be repeated", named, **_MANY)
     add("--strict", "refuse unknown fields, as OpenAI does")
     add("--plain-contents", "special tokens in messages are text, so that a user cannot end a turn [they are tokens]")
-    add(
-        "--memory",
-        "whose earlier answers make new ones faster: those of the same owner, everybody's, nobody's [own]",
-        choices=("own", "shared", "off"),
-        default="own",
-    )
-    add(
-        "--prompt-cache FOLDER",
-        "the same after a restart: keep there what prompts have been read [keep nothing]",
-        named,
-    )
+    what = "whose earlier answers make new ones faster: those of the same owner, everybody's, nobody's [own]"
+    add("--memory", what, choices=("own", "shared", "off"), default="own")
+    add("--prompt-cache FOLDER", "the same after a restart: keep there what prompts have been read [none]", named)
     add = group(parser, "an engine that may be lost (answers go on with the same tokens)")
     add("--restarts N", "decode in a child process, started again up to N times", whole)
     add("--engines [HOST:]PORT", "others start engines, which come here: ppsd-run engine", address)
-    _silence(add)
+    add("--engine-timeout S", *_SILENCE, default=10.0)
     add = group(parser, "sampling of requests that say nothing of it [the model's generation_config.json]")
     add("-t --temperature T", "0 is greedy [1]", number)
     add("--top-k K", "keep the K most likely tokens; 0: all [0]", whole)
@@ -185,12 +148,8 @@ def engine_options(parser: ArgumentParser) -> None:
     add = group(parser, "server")
     add("--front HOST:PORT", "where `ppsd-run serve --engines` listens", address, required=True)
     add("--once", "end with the server [it may come back]")
-    _silence(add)
+    add("--engine-timeout S", *_SILENCE, default=10.0)
     model_options(parser)
-
-
-def _silence(add: Add) -> None:
-    add("--engine-timeout S", "an engine or a server silent so long is lost", seconds, default=10.0)
 
 
 def list_options(parser: ArgumentParser) -> None:

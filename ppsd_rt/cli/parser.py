@@ -10,7 +10,6 @@ from .. import __version__
 from ..errors import UsageError
 from ..printable import quoted
 from .commands import COMMANDS
-from .options import generate_options
 from .values import option
 
 
@@ -27,15 +26,13 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _not_understood(self, others: Sequence[str]) -> str:
-        option = next(
-            (text.partition("=")[0] for text in others if text.startswith("-") and text not in ("-", "--")), None
-        )
+        option = next((text.partition("=")[0] for text in others if len(text.strip("-")) < len(text) > 2), None)
         if option is None:
             return f"{quoted(others[0])} is one argument too many; put a text of several words in quotes"
-        if option in self._options():
-            return f"the option {option} must come before --"
         closest = get_close_matches(option, self._options(), n=1)
-        return f"unknown option {quoted(option)}" + (f"; did you mean {closest[0]}?" if closest else "")
+        if option in closest:
+            return f"the option {option} must come before --"
+        return f"unknown option {quoted(option)}" + f"; did you mean {''.join(closest)}?" * bool(closest)
 
     def _options(self) -> list[str]:
         """Those of its commands too."""
@@ -44,22 +41,6 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 names += [name for command in action.choices.values() for name in command._options()]
         return names
-
-    def format_help(self) -> str:
-        """Of many options those that one needs; `--help-all` has the others."""
-        few = [action for action in self._actions if not action.option_strings or action.dest in _NEEDED]
-        if self.all or len(self._actions) <= MOST_SHOWN:
-            return super().format_help()
-        helps = {action: action.help for action in self._actions if action not in few}
-        for action in helps:
-            action.help = argparse.SUPPRESS
-        try:
-            return super().format_help()
-        finally:
-            for action, text in helps.items():
-                action.help = text
-
-    all = False
 
     def _print_message(self, message: str, file: object = None) -> None:
         """Help and version, on standard output: argparse itself takes no notice of a disk that is full."""
@@ -80,24 +61,14 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{text} [%(default)s]" if shown and action.option_strings else text
 
 
-class _HelpAll(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        assert isinstance(parser, Parser)
-        parser.all = True
-        parser.print_help()
-        parser.exit()
-
-
-MOST_SHOWN = 20  # options of a command whose help shows all
-_NEEDED = {  # of commands that have more
+_MOST_SHOWN = 20  # options of a command whose `--help` shows all
+_NEEDED = {  # those that it shows of commands that have more; `--help-all` has the others
     *("help", "help_all", "model", "threads", "schedule"),
     *("file", "prompts", "chat", "system", "raw", "json", "grammar", "quiet", "compare"),
     *("max_tokens", "temperature", "seed"),
     *("host", "port", "api_key", "model_name", "cors"),
     *("out", "kind", "tokens", "hours", "resume", "limit", "slow", "svg"),
 }
-
-SHELLS = ("bash", "zsh", "fish")
 
 _LAB = [name.removeprefix("lab ") for name in COMMANDS if name.startswith("lab ")]
 _ELSEWHERE = {  # what other programs have commands for
@@ -124,23 +95,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if len(argv) > 1 and argv[1] in ("--help", "-h"):
             print("usage: ppsd-run lab COMMAND ...\n\n" + _listed(name for name in COMMANDS if name.startswith("lab ")))
             raise SystemExit(0)
-        argv = [_in_the_lab(argv[1:]), *argv[2:]]
+        argv = [" ".join(argv[:2]), *argv[2:]]
+        if argv[0] not in COMMANDS:
+            raise UsageError(f"lab is followed by one of {', '.join(_LAB)}: see ppsd-run lab --help")
     named = bool(argv) and argv[0] in COMMANDS
     name = argv[0] if named else "generate"
     if not named and argv and not argv[0].startswith("-") and "--" not in argv:
         _refuse_slip(argv[0])
-    args = _build(name).parse_args(argv[1:] if named else argv)
+    args = _build(name, "--help-all" in argv).parse_args(argv[1:] if named else argv)
     args.command = name
     if not named and args.prompt is not None and "--" not in argv:
         _refuse_slip(args.prompt)
     return args
-
-
-def _in_the_lab(argv: Sequence[str]) -> str:
-    """The command that `lab` goes on with. UsageError where it is none."""
-    if not argv or f"lab {argv[0]}" not in COMMANDS:
-        raise UsageError(f"lab is followed by one of {', '.join(_LAB)}: see ppsd-run lab --help")
-    return f"lab {argv[0]}"
 
 
 def complete() -> None:
@@ -152,8 +118,8 @@ def complete() -> None:
     lab = commands.add_parser("lab", allow_abbrev=False).add_subparsers()
     for name, command in COMMANDS.items():
         group = lab if name.startswith("lab ") else commands
-        command.options(name)(group.add_parser(name.removeprefix("lab "), help=command.summary, allow_abbrev=False))
-    generate_options(parser)
+        command.options(group.add_parser(name.removeprefix("lab "), help=command.summary, allow_abbrev=False))
+    COMMANDS["generate"].options(parser)
     parser._actions = [action for action in parser._actions if action.option_strings or action is commands]
     argcomplete.autocomplete(parser)
 
@@ -162,15 +128,14 @@ def _refuse_slip(word: str) -> None:
     """UsageError for a prompt that must have been meant for a command: a letter or two away from one."""
     known = [*COMMANDS, *_LAB, *_ELSEWHERE]
     twisted = [name for name in known if sorted(name) == sorted(word)]
-    closest = twisted or get_close_matches(word, known, n=1, cutoff=0.8)
-    if not closest:
-        return
-    meant = _ELSEWHERE.get(closest[0], f"ppsd-run {closest[0]}")
-    said = f"the command {word} comes first" if word in COMMANDS else f"{quoted(word)} is not a command"
-    raise UsageError(f"{said}: write {meant} (as a prompt it goes after --: ppsd-run -- {shlex.quote(word)})")
+    for closest in twisted or get_close_matches(word, known, n=1, cutoff=0.8):
+        meant = _ELSEWHERE.get(closest, f"ppsd-run {closest}")
+        said = f"the command {word} comes first" if word in COMMANDS else f"{quoted(word)} is not a command"
+        raise UsageError(f"{said}: write {meant} (as a prompt it goes after --: ppsd-run -- {shlex.quote(word)})")
 
 
-def _build(name: str) -> Parser:
+def _build(name: str, all: bool = True) -> Parser:
+    """all: `--help` is to show all options."""
     command = COMMANDS[name]
     default = name == "generate"
     parser = Parser(
@@ -182,12 +147,16 @@ def _build(name: str) -> Parser:
     )
     if default:
         parser.add_argument("--version", action="version", version=f"ppsd-rt {__version__}")
+        shells = ("bash", "zsh", "fish")
         option(
-            parser, "--completion", "print what completes commands and options in this shell, and end", choices=SHELLS
+            parser, "--completion", "print what completes commands and options in this shell, and end", choices=shells
         )
-    command.options(name)(parser)
-    if len(parser._actions) >= MOST_SHOWN:
-        parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all options")
+    command.options(parser)
+    if len(parser._actions) >= _MOST_SHOWN:
+        parser.add_argument("--help-all", action="help", help="show all options")
+        for action in parser._actions:
+            if action.option_strings and action.dest not in _NEEDED and not all:
+                action.help = argparse.SUPPRESS
     return parser
 
 

@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_AGAIN = 0.01  # seconds
 
 
 class Interrupted(KeyboardInterrupt):
@@ -21,13 +20,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 _received: signal.Signals | None = None
-_open = False
 
 
 def listen() -> None:
-    """Of this process, from now on. A signal that it was started with ignored (`nohup`) stays ignored."""
-    global _received, _open
-    _received, _open = None, True
+    """Signals of this process mean this from now on. One that it was started with ignored (`nohup`) stays ignored."""
+    global _received
+    _received = None
     for number in _ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _handle)
@@ -37,20 +35,14 @@ def listen() -> None:
 def close() -> None:
     """From here on nothing is raised. Ignored rather than handled: Python's way out gives handled ones their default
     effect back, which is the death of a process that had ended well."""
-    global _open
-    _open = False
     for number in _ENDING:
         if signal.getsignal(number) == _handle:
             signal.signal(number, signal.SIG_IGN)
 
 
-def received() -> bool:
-    return _received is not None
-
-
-def status() -> int:
-    """The exit status of a command that was interrupted, as shells count."""
-    return 128 + (_received or signal.SIGINT)
+def status(otherwise: int = 128 + signal.SIGINT) -> int:
+    """The exit status of a command that was interrupted, as shells count; `otherwise` where no signal has come."""
+    return otherwise if _received is None else 128 + _received
 
 
 def said() -> str:
@@ -61,15 +53,14 @@ def said() -> str:
 def resume() -> bool:
     """After a KeyboardInterrupt: may the command go on to something else, as a conversation does after Ctrl-C?"""
     global _received
-    if _received in (None, signal.SIGINT):
+    if _received == signal.SIGINT:
         _received = None
-        return True
-    return False
+    return _received is None
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
     global _received
-    if _open and _received is None:
+    if _received is None:
         _received = signal.Signals(number)
         raise Interrupted
 
@@ -77,10 +68,8 @@ def _handle(number: int, frame: FrameType | None) -> None:
 def _not_raised(lost: Any) -> None:
     """A signal that arrived in a destructor, where nothing can be raised, is sent once more."""
     global _received
-    if issubclass(lost.exc_type, KeyboardInterrupt) and _received is not None:
-        number, _received = _received, None
-        again = threading.Timer(_AGAIN, os.kill, (os.getpid(), number))
-        again.daemon = True
-        again.start()
-    else:
+    if _received is None or not issubclass(lost.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(lost)
+        return
+    number, _received = _received, None
+    threading.Timer(0.01, os.kill, (os.getpid(), number)).start()

@@ -295,8 +295,7 @@ class _Campaign(Command):
     def load(self) -> Callable[[argparse.Namespace], int]:
         return run_campaign
 
-    def options(self, name: str) -> Callable[[argparse.ArgumentParser], None]:
-        return campaign_options
 
-
-CAMPAIGN = _Campaign("random cases against plain decoding", ("campaign --tokens 100000",) * 2, "")
+CAMPAIGN = _Campaign(
+    "random cases against plain decoding", ("campaign --tokens 100000",) * 2, options=campaign_options, place=""
+)

@@ -30,9 +30,9 @@ def seeds() -> list[list[str]]:
 def options() -> list[str]:
     """All that any command knows."""
     found: dict[str, None] = {}
-    for name, command in COMMANDS.items():
+    for command in COMMANDS.values():
         parser = Parser()
-        command.options(name)(parser)
+        command.options(parser)
         found |= dict.fromkeys(option for action in parser._actions for option in action.option_strings)
     return list(found)
 

@@ -41,14 +41,11 @@ def acceptance(text: str) -> float | None:
 
 def bench_options(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    kernels = "single kernels of the C++ backend or, with --device cuda, of the CUDA one"
+    answers = "whole answers, every schedule against plain"
     for name, summary, example, options in (
-        (
-            "kernels",
-            "single kernels of the C++ backend or, with --device cuda, of the CUDA one",
-            "-t 1,2 --rows 1,4,8 --dtype int8,bfloat16",
-            _kernel_options,
-        ),
-        ("generate", "whole answers, every schedule against plain", "-p 64,512 --schedule eesd", _generation_options),
+        ("kernels", kernels, "-t 1,2 --rows 1,4,8 --dtype int8,bfloat16", _kernel_options),
+        ("generate", answers, "-p 64,512 --schedule eesd", _generation_options),
     ):
         command = commands.add_parser(
             name,
@@ -60,7 +57,9 @@ def bench_options(parser: argparse.ArgumentParser) -> None:
         )
         options(command)
         _model_options(command)
-        _output_options(command)
+        add = group(command, "output")
+        add("-r --repeats N", "of every case", positive, default=5)
+        format_option(add)
 
 
 def _kernel_options(parser: argparse.ArgumentParser) -> None:
@@ -78,26 +77,14 @@ def _generation_options(parser: argparse.ArgumentParser) -> None:
     add = group(parser, "what to measure (lists: every combination)")
     numbers = list_of(positive)
     add("-p --prompt-tokens N,N,...", "lengths of a made-up prompt [64]", numbers)
-    add(
-        "--prompts FILE",
-        "answer a file of prompts instead, up to the end of the text [the 34 development prompts]",
-        named,
-        nargs="?",
-        const=True,
-    )
+    what = "answer a file of prompts instead, up to the end of the text [the 34 development prompts]"
+    add("--prompts FILE", what, named, nargs="?", const=True)
     add("--limit N", "only the first N prompts of each family [all]", positive)
     add("-n --max-tokens N,N,...", "per answer [128]", numbers, default=[128])
-    add(
-        "--schedule NAME",
-        "as for generating; may be given several times; plain is always measured [auto, with an exit head]",
-        action="append",
-    )
-    add(
-        "--oracle P,P,...",
-        f"draft the right token with probability P instead; {_OFF}: the exit head's own drafts [{_OFF}]",
-        list_of(acceptance),
-        default=[None],
-    )
+    what = "as for generating; may be given several times; plain is always measured [auto, with an exit head]"
+    add("--schedule NAME", what, action="append")
+    what = f"draft the right token with probability P instead; {_OFF}: the exit head's own drafts [{_OFF}]"
+    add("--oracle P,P,...", what, list_of(acceptance), default=[None])
     add("--dtype A,B,...", "number formats [auto]", words, default=["auto"])
     kv_option(add)
     add("--backend", "auto, cpu (C++), cuda (Triton, captured) or torch", default="auto")
@@ -117,19 +104,9 @@ def _model_options(parser: argparse.ArgumentParser) -> None:
     add("-t --threads N,N,...", "CPU threads [one for each core]", list_of(positive))
 
 
-def _output_options(parser: argparse.ArgumentParser) -> None:
-    add = group(parser, "output")
-    add("-r --repeats N", "of every case", positive, default=5)
-    format_option(add)
-
-
 def format_option(add: Add) -> None:
-    add(
-        "-o --output",
-        "table, md, csv, json (one object with everything) or jsonl (a row a line, then the summary)",
-        choices=("table", "md", "csv", "json", "jsonl"),
-        default="table",
-    )
+    what = "table, md, csv, json (one object with everything) or jsonl (a row a line, then the summary)"
+    add("-o --output", what, choices=("table", "md", "csv", "json", "jsonl"), default="table")
     add("--save FILE", "write everything, as with -o json, into a file", named)
 
 
@@ -150,12 +127,8 @@ def heads_options(parser: argparse.ArgumentParser) -> None:
 
 def eval_options(parser: argparse.ArgumentParser) -> None:
     add = group(parser, "what to measure")
-    add(
-        "--dtype A,B,...",
-        "number formats, each as FORMAT or BACKEND:FORMAT [bfloat16,int8,int4]",
-        words,
-        default=["bfloat16", "int8", "int4"],
-    )
+    what = "number formats, each as FORMAT or BACKEND:FORMAT [bfloat16,int8,int4]"
+    add("--dtype A,B,...", what, words, default=["bfloat16", "int8", "int4"])
     kv_option(add)
     add("--against FORMAT", "what is taken for right", default="float32")
     add("--text FILE", "a text of some thousand tokens [the one that comes with it]", named)

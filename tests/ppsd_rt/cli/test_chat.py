@@ -158,7 +158,7 @@ def test_turns_from_a_pipe_are_read_as_files_are(folder, monkeypatch, capsys):
     monkeypatch.setattr(conversation._Conversation, "ask", heard)
     for encoding in ("utf-8", "utf-8-sig", "utf-16"):
         content = "tvåĊ\n\n/stats\n/reset\nend\n".encode(encoding)
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(content))))
         args = ["--chat", "--model", str(folder), "--dtype", "float32", "--exit-head", "none", "-n", "2"]
         assert cli.main(args) == 0
         assert [asked.pop(0) for _ in range(3)] == [(0, "tvåĊ"), (2, "/stats"), (0, "end")]
