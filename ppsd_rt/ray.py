@@ -37,7 +37,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send  # noqa: E402
 from .backend import Cancellation  # noqa: E402
 from .engine import Engine, open_model  # noqa: E402
 from .errors import PpsdError  # noqa: E402
-from .front.asks import Ask, Facts, Lost, facts_of, rounds_of  # noqa: E402
+from .front.asks import Ask, EngineLost, Facts, facts_of, rounds_of  # noqa: E402
 from .front.backend import FrontBackend  # noqa: E402
 from .front.learned import Learned  # noqa: E402
 from .pipeline.rounds import Drafted, Logprob, Round  # noqa: E402
@@ -124,7 +124,7 @@ class Engines:
         if failure := getattr(self._engine.backend, "failure", None):
             raise PpsdError(failure)
 
-    def _hear(self, told: "Told") -> None:
+    def _hear(self, told: "LearnedState") -> None:
         """What the front has learned since it has last asked here."""
         with self._hearing:
             for texts in told.recalled[self._recalled :]:
@@ -134,7 +134,7 @@ class Engines:
         if told.head is not None:
             self._learned.use(told.hash, partial(_fetched, told.head))
 
-    async def events(self, ask: Ask, told: "Told") -> AsyncIterator[list[Event | PpsdError]]:
+    async def events(self, ask: Ask, told: "LearnedState") -> AsyncIterator[list[Event | PpsdError]]:
         """Those that have come together; an error is the last one."""
         if told.hash != self._learned.hash or len(told.recalled) > self._recalled:
             threading.Thread(target=self._hear, args=(told,), name="told", daemon=True).start()
@@ -221,7 +221,7 @@ def _fetched(head: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Told:
+class LearnedState:
     """Of what the front has learned, the head's hash and what fetches the rest: whoever has it fetches nothing."""
 
     hash: str = ""
@@ -229,11 +229,11 @@ class Told:
     recalled: tuple[Any, ...] = ()  # lists of (ids, owner)
 
 
-class _Place:
+class _EngineSlots:
     """Wherever Ray's router finds a replica, when it is asked."""
 
     def __init__(self, handle: Any) -> None:
-        self._handle, self._told = handle, Told()
+        self._handle, self._told = handle, LearnedState()
         self._telling, self._recalled = threading.Lock(), list[tuple[list[int], int]]()  # which nobody has asked for
 
     def events(self, ask: Ask, cancellation: Cancellation) -> Generator[Event, None, None]:
@@ -257,7 +257,7 @@ class _Place:
         except (RayError, RayServeException) as error:
             raise _lost(error) from None
 
-    def take(self, prompt: list[int], cancellation: Cancellation) -> "_Place | None":
+    def take(self, prompt: list[int], cancellation: Cancellation) -> "_EngineSlots | None":
         return None if cancellation.asked else self
 
     def tell(self, kind: str, **fields: Any) -> None:
@@ -267,7 +267,7 @@ class _Place:
             else:
                 self._recalled.append((fields["ids"], fields["owner"]))
 
-    def told(self) -> Told:
+    def told(self) -> LearnedState:
         with self._telling:
             if self._recalled:
                 texts, self._recalled = ray.put(self._recalled), []
@@ -278,9 +278,9 @@ class _Place:
         """Ray counts by itself."""
 
 
-def _lost(error: Exception) -> Lost:
+def _lost(error: Exception) -> EngineLost:
     sleep(0.5)  # Ray may not have noticed it yet
-    return Lost(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+    return EngineLost(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
 
 
 class _Front:
@@ -307,7 +307,9 @@ class _Front:
         handle = serve.get_deployment_handle(_ENGINES)
         facts = await handle.facts.remote()
         checkpoint, tokenizer = await asyncio.to_thread(open_model, options.model, options.backend)
-        engine = Engine(checkpoint, tokenizer, FrontBackend(facts, _Place(handle)), options.model_name or options.model)
+        engine = Engine(
+            checkpoint, tokenizer, FrontBackend(facts, _EngineSlots(handle)), options.model_name or options.model
+        )
         if options.learn is not None:
             await asyncio.to_thread(engine.learn, Path(options.learn), options.exit_head)
         return Service(engine, Settings(api_key=options.api_key, host=None, schedule=parse_schedule(options.schedule)))

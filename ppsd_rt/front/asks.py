@@ -13,7 +13,7 @@ from ..pipeline.schedule import Auto, Schedule
 from ..sampling.params import SamplingParams
 
 
-class Lost(Exception):
+class EngineLost(Exception):
     """The engine is gone, or as good as gone: what it was asked for has to be asked again."""
 
 
@@ -66,8 +66,8 @@ def facts_of(engine: Engine) -> Facts:
     return Facts(bits=" ".join(map(str, bits)), extras=sorted(backend.extras), facts=facts, **attributes)
 
 
-class Place(Protocol):
-    """Room for one answer on an engine. Both methods raise Lost when the engine is, and what the engine raises."""
+class EngineSlot(Protocol):
+    """Room for one answer on an engine. Both methods raise EngineLost, and what the engine raises."""
 
     def events(self, ask: Ask, cancellation: Cancellation) -> Generator[Round | Drafted, None, None]: ...
     def logprobs(self, ids: list[int], top: int) -> list[Logprob]: ...
@@ -75,8 +75,8 @@ class Place(Protocol):
         """Others may have it."""
 
 
-class Places(Protocol):
-    def take(self, prompt: list[int], cancellation: Cancellation) -> Place | None:
+class EngineSlots(Protocol):
+    def take(self, prompt: list[int], cancellation: Cancellation) -> EngineSlot | None:
         """Waits until an engine has room. None: it was cancelled meanwhile. PpsdError: no engine will come any more."""
 
     def tell(self, kind: str, **fields: object) -> None:

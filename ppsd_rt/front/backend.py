@@ -16,7 +16,7 @@ from ..backend import Asked, Cancellation
 from ..errors import PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
-from .asks import Ask, Facts, Lost, Places
+from .asks import Ask, EngineLost, EngineSlots, Facts
 from .learned import hash_of
 from .wire import head_text
 
@@ -27,7 +27,7 @@ class FrontBackend:
     outlived = True  # engines may have heard of a head from a front before
     concurrency = 1 << 16  # answers that have no place yet wait for one here
 
-    def __init__(self, facts: Facts, places: Places) -> None:
+    def __init__(self, facts: Facts, places: EngineSlots) -> None:
         self._facts, self._places = facts, places
         self.name, self.device, self.dtype, self.threads = facts.name, facts.device, facts.dtype, facts.threads
         self.longest, self.copies = facts.longest, facts.copies
@@ -76,7 +76,7 @@ class FrontBackend:
                             event = replace(event, prompt=first, seconds=event.seconds and seconds)
                         yield event
                 return
-            except Lost as lost:
+            except EngineLost as lost:
                 if len(text) > len(prompt) and (len(text) >= limits.end or text[-1] in limits.stop_ids):
                     return  # all but its end has come
                 before, losses = seconds, losses + 1
@@ -97,7 +97,7 @@ class FrontBackend:
             assert place is not None  # nobody cancels
             try:
                 return place.logprobs(list(ids), top)
-            except Lost:
+            except EngineLost:
                 continue
             finally:
                 place.leave()

@@ -15,7 +15,7 @@ from ..backend import Cancellation
 from ..errors import PpsdError
 from ..pipeline.rounds import Drafted, Logprob, Round
 from ..ranks.threads import start
-from .asks import Ask, Facts, Lost
+from .asks import Ask, EngineLost, Facts
 from .wire import EVENTS, PART, Line, Message, error_of, facts_from, logprob_of, proof_of
 
 _LOG = logging.getLogger(__name__)
@@ -28,16 +28,16 @@ class _Cancelled:
 
 
 class Connected:
-    """One engine, and a `Place` for each answer that runs on it."""
+    """One engine, and an `EngineSlot` for each answer that runs on it."""
 
     def __init__(self, line: Line, facts: Facts, changed: Condition) -> None:
         """changed: with which it is told that `running` is less."""
         self.line, self.facts, self.running, self._changed = line, facts, 0, changed
         self._inboxes: dict[int, SimpleQueue[Any]] = {}
-        self._lost: Lost | None = None
+        self._lost: EngineLost | None = None
         self._number = 0
 
-    def read(self) -> Lost:
+    def read(self) -> EngineLost:
         """Hands out what it says, until it is lost."""
         try:
             while True:
@@ -45,9 +45,9 @@ class Connected:
                 inbox = self._inboxes.get(message["answer"])
                 if inbox is not None:  # else nobody waits for it any more
                     inbox.put(message)
-        except (Lost, KeyError, TypeError) as error:
+        except (EngineLost, KeyError, TypeError) as error:
             self.line.close()
-            self._lost = lost = error if isinstance(error, Lost) else Lost("it sent what is no message")
+            self._lost = lost = error if isinstance(error, EngineLost) else EngineLost("it sent what is no message")
             for inbox in list(self._inboxes.values()):
                 inbox.put(lost)
             return lost
@@ -61,14 +61,14 @@ class Connected:
         ended = False
         try:
             if self._lost is not None:
-                raise Lost(*self._lost.args)
+                raise EngineLost(*self._lost.args)
             self.line.send(kind, answer=number, **fields)
             while True:
                 message = inbox.get()
                 if message is _Cancelled:
                     return
-                if isinstance(message, Lost):
-                    raise Lost(*message.args)
+                if isinstance(message, EngineLost):
+                    raise EngineLost(*message.args)
                 ended = message["kind"] in ("end", "failed")
                 if message["kind"] == "failed":
                     raise error_of(message)
@@ -78,7 +78,7 @@ class Connected:
         finally:
             del self._inboxes[number]
             if not ended:
-                with suppress(Lost):
+                with suppress(EngineLost):
                     self.line.send("cancel", answer=number)
 
     def events(self, ask: Ask, cancellation: Cancellation) -> Generator[Round | Drafted, None, None]:
@@ -263,7 +263,7 @@ class Engines:
 
 def _tell(line: Line, kind: str, fields: dict[str, Any]) -> None:
     """A head in parts, the last of which is empty."""
-    with suppress(Lost):  # whoever reads it has heard
+    with suppress(EngineLost):  # whoever reads it has heard
         if kind == "head":
             fields, whole = {"hash": fields["hash"]}, fields["head"]
             for begin in range(0, len(whole), PART):

@@ -25,7 +25,7 @@ from ..printable import printable
 from ..ranks.threads import start
 from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams
-from .asks import Ask, Facts, Lost
+from .asks import Ask, EngineLost, Facts
 
 Message = dict[str, Any]
 
@@ -37,7 +37,7 @@ _ERRORS = {kind.__name__: kind for kind in (PpsdError, UsageError, ContextFull, 
 
 
 class Line:
-    """One connection. Any thread may send; one reads. Both raise Lost, and then it is closed."""
+    """One connection. Any thread may send; one reads. Both raise EngineLost, and then it is closed."""
 
     def __init__(self, connection: socket.socket, silence: float, clock: Callable[[], float] = time.monotonic) -> None:
         connection.settimeout(silence)
@@ -108,11 +108,11 @@ class Line:
         self.silent = self.silent or isinstance(error, TimeoutError)
         self.close()
         why = f"it has been silent for {self._silence:g} s" if self.silent else printable(str(error))
-        raise Lost(why) from None
+        raise EngineLost(why) from None
 
     def _beat(self) -> None:
         while not self._closed.wait(self._silence / 4):
-            with suppress(Lost):
+            with suppress(EngineLost):
                 self.send("alive")
 
 

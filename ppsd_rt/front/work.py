@@ -13,7 +13,7 @@ from ..engine import Engine
 from ..errors import PpsdError
 from ..pipeline.rounds import Round
 from ..ranks.threads import start
-from .asks import Lost, facts_of, rounds_of
+from .asks import EngineLost, facts_of, rounds_of
 from .learned import Learned
 from .wire import Line, Message, ask_of, proof_of
 
@@ -41,7 +41,7 @@ def work(engine: Engine, front: tuple[str, int], key: str, silence: float, once:
             line.live()
             while True:
                 calls.take(line.read())
-        except Lost as lost:
+        except EngineLost as lost:
             _check_ranks(engine)
             _LOG.info("the front at %s:%d is lost: %s", *front, lost)
             if once:
@@ -126,7 +126,7 @@ class _Calls:
     ) -> None:
         try:
             work(number, message, cancellation)
-        except Lost:
+        except EngineLost:
             pass
         except Exception as error:
             if getattr(self._engine.backend, "failure", None):
@@ -134,7 +134,7 @@ class _Calls:
             if not isinstance(error, PpsdError):
                 _LOG.exception("an answer has failed")
                 error = PpsdError("the engine has failed; its log says more")
-            with suppress(Lost):
+            with suppress(EngineLost):
                 self._line.send("failed", answer=number, error=type(error).__name__, message=str(error))
         finally:
             del self._running[number]

@@ -20,7 +20,7 @@ from .service import Service
 
 Event = Committed | Drafted | Completion  # the last one, when an answer has ended by itself
 Emit = Callable[[int, Sequence[Event]], Awaitable[None]]
-Asked = tuple[Sequence[list[int]], Sequence[SamplingParams]]  # prompts, and how each is answered
+ParsedRequest = tuple[Sequence[list[int]], Sequence[SamplingParams]]  # prompts, and how each is answered
 
 _UNREAD = 45.0  # seconds for which a client may read nothing
 _LAST_WORDS = 5.0  # seconds to send the end of an answer in, to a client that reads slowly
@@ -33,7 +33,7 @@ class Answers:
     def __init__(
         self,
         service: Service,
-        asked: Callable[[], Awaitable[Asked]],
+        asked: Callable[[], Awaitable[ParsedRequest]],
         count: int,
         options: RunOptions,
         echo: int | None = None,

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from .. import __version__
 from ..errors import PpsdError
-from .answers import Answers, Asked
+from .answers import Answers, ParsedRequest
 from .chat import Chat, ChatShape, as_chat
 from .completions import CompletionShape
 from .errors import AnyErrorReply, ApiError, JsonReply, answer_bug, answer_error
@@ -154,7 +154,7 @@ def make_paths(service: Service) -> FastAPI:
 
 
 async def answer_chat(service: Service, chat: Chat, request: Request, shape: Shape) -> Response:
-    async def asked() -> Asked:
+    async def asked() -> ParsedRequest:
         return [await chat.encode()], chat.params()
 
     return await _answer(service, chat.request, request, shape, asked, 1)
@@ -164,7 +164,7 @@ async def _complete(service: Service, body: CompletionRequest, request: Request)
     body.refuse()
     service.note(body)
 
-    async def asked() -> Asked:
+    async def asked() -> ParsedRequest:
         ids = [await service.encode(prompt, "prompt") for prompt in body.prompts]
         return ids, service.params(body, {}, service.grammar(body))
 
@@ -177,7 +177,7 @@ async def _answer(
     body: Generate,
     request: Request,
     shape: Shape,
-    asked: Callable[[], Awaitable[Asked]],
+    asked: Callable[[], Awaitable[ParsedRequest]],
     prompts: int,
     echo: int | None = None,
 ) -> Response:

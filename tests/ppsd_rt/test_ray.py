@@ -204,7 +204,7 @@ def test_a_replica_fetches_what_it_has_not_heard(folder, learned, monkeypatch):
     monkeypatch.setattr(ours.ray, "get", lambda value: fetched.append(value) or value)
     root, _, path = learned
     replica = ours.Engines(ours.Options(model=str(folder), exit_head=str(root), dtype="int8", threads=1))
-    place, text = ours._Place(None), head_text(HeadFile.load(path, Checkpoint(folder)))
+    place, text = ours._EngineSlots(None), head_text(HeadFile.load(path, Checkpoint(folder)))
     for number in range(3):
         place.tell("recall", ids=[number], owner=7)
     replica._hear(place.told())

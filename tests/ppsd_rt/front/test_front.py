@@ -15,7 +15,7 @@ from ppsd_rt import Engine, PpsdError, RunOptions, SamplingParams, UsageError
 from ppsd_rt.engine import open_model
 from ppsd_rt.front import engines as front_side
 from ppsd_rt.front import work as engine_side
-from ppsd_rt.front.asks import Lost, facts_of
+from ppsd_rt.front.asks import EngineLost, facts_of
 from ppsd_rt.front.backend import MOST_LOSSES, FrontBackend
 from ppsd_rt.front.engines import _MOST_STRANGERS, Engines
 from ppsd_rt.front.wire import Line
@@ -251,7 +251,7 @@ def test_silence_is_a_loss():
     link = Link(comes=[(9.0, b'{"kind":"alive"}'), (9.0, b'\n{"kind":"x"}\n{"kind":'), (9.0, b'"y"}\n')])
     line = link.line()
     assert [line.read()["kind"] for _ in range(2)] == ["x", "y"]
-    with pytest.raises(Lost, match=r"it has been silent for 10 s"):
+    with pytest.raises(EngineLost, match=r"it has been silent for 10 s"):
         line.read()
     assert line.silent and link.closed and link.now == 37.0
 
@@ -262,17 +262,17 @@ def test_a_slow_link_is_not_silent():
     line = link.line()
     line.send("head", part="A" * 8_000_000)
     assert len(link.sent) > 8_000_000 and link.now > 30 and not line.silent
-    with pytest.raises(Lost, match="silent"):
+    with pytest.raises(EngineLost, match="silent"):
         Link(sends=1000).line().send("head", part="A" * 8_000_000)
 
 
 def test_who_may_be_anybody_has_one_time_and_little_room():
     drip = Link(comes=[(5.0, b" ")] * 100)
-    with pytest.raises(Lost, match="silent for 10 s"):
+    with pytest.raises(EngineLost, match="silent for 10 s"):
         drip.line().first()
     assert drip.now == 10.0, "however steadily it comes"
     flood = Link(comes=[(0.0, b"[]," * 20_000)] * 1000)
-    with pytest.raises(Lost, match="it sent what is no message"):
+    with pytest.raises(EngineLost, match="it sent what is no message"):
         flood.line().first()
     assert len(flood._comes) > 990, "64 KiB are enough for a hello"
 
@@ -368,7 +368,7 @@ def test_the_key_never_travels_and_a_line_that_was_overheard_is_of_no_use(front,
         line = Line(connection, HANG)
         line.first()
         line.send("hello", **hello)
-        with pytest.raises(Lost, match="closed"):
+        with pytest.raises(EngineLost, match="closed"):
             line.read()
     assert len(front.engines._engines) == 1
 
