@@ -49,7 +49,7 @@ def found(folder: Path) -> dict[str, list[Path]]:
 
 
 def _bytes(path: Path) -> int:
-    """Of a file or a folder; nothing where another process has just removed it."""
+    """The bytes of a file or a folder; none where another process has just removed it."""
     total = 0
     for part in (path, *path.parent.glob(f".{path.name}.work-*")):  # of a model, what a killed process has left too
         for file in (part, *part.rglob("*")) if not part.is_symlink() else (part,):

@@ -31,7 +31,7 @@ MOST_BYTES = 1 << 28  # of a file of prompts, a text to measure with, or standar
 
 @dataclass(frozen=True)
 class NamedPrompt:
-    """Of a file of prompts, whatever its format. id: as the file has it, or the number of the line. messages: a
+    """A prompt of a file, whatever its format. id: as the file has it, or the number of the line. messages: a
     conversation, with `prompt` as its last turn."""
 
     id: str | int
@@ -65,7 +65,7 @@ def set_template(engine: Engine, args: argparse.Namespace) -> Engine:
 
 
 def load_one_process(args: argparse.Namespace) -> Engine:
-    """Also beside ranks, whose stages are theirs."""
+    """An engine in this process, also beside ranks, whose stages are theirs."""
     over_ranks = getattr(args, "engine", None) is not None
     if not over_ranks and not isinstance(args.stages, int) and "," not in args.device:
         raise UsageError(
@@ -76,7 +76,7 @@ def load_one_process(args: argparse.Namespace) -> Engine:
 
 
 def engine_of(args: argparse.Namespace, **changes: Any) -> Engine:
-    """As the options of a command say that it has, with these changes."""
+    """The engine that the options of a command ask for, with these changes."""
     names = ("exit_head", "backend", "device", "dtype", "threads", "stages", "kv_dtype", "kv_memory")
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
     shown = not getattr(args, "quiet", False) and sys.stderr is not None and sys.stderr.isatty()
@@ -85,7 +85,7 @@ def engine_of(args: argparse.Namespace, **changes: Any) -> Engine:
 
 @contextmanager
 def kept_prompts(engine: Engine, file: Path | None, most: int | None = None) -> Iterator[None]:
-    """Of `--prompt-cache`; most: bytes of it."""
+    """Reads the file of `--prompt-cache`, and writes it in the end; most: bytes of it."""
     if file is not None:
         engine.load_prompts(file)
     yield
@@ -122,7 +122,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def grammar_of(option: str | None) -> Grammar | None:
-    """Of `--grammar`."""
+    """The grammar that `--grammar` names. UsageError for another kind."""
     if option is None:
         return None
     kind, _, value = option.partition("=")
@@ -280,7 +280,7 @@ def statistics_line(completion: Completion, compared: str = "", short: bool = Fa
 
 
 def print_json(value: Any) -> None:
-    """In ASCII where standard output cannot hold the characters: escapes of its own would be no JSON."""
+    """Prints a line, in ASCII where standard output cannot hold the characters: its own escapes would be no JSON."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")

@@ -89,7 +89,7 @@ def on_terminal() -> bool:
 
 
 def _lines() -> Iterator[str]:
-    """Of standard input, as a file is read. A line that is no text is refused as that turn, and the others count."""
+    """The lines of standard input, as a file is read. One that is no text is refused as that turn; the others count."""
     marked = sys.stdin.buffer.peek(2)[:2] in (BOM_UTF16_BE, BOM_UTF16_LE)  # type: ignore[attr-defined]
     encoding, errors = ("utf-16", "replace") if marked else ("utf-8-sig", "surrogateescape")
     sys.stdin.reconfigure(encoding=encoding, errors=errors)  # type: ignore[union-attr]
@@ -172,7 +172,7 @@ class _Conversation:
         return turns if self.system is None else [{"role": "system", "content": self.system}, *turns]
 
     def _shortened(self, turns: Messages) -> Messages:
-        """Without the oldest turns, if that helps and the user agrees. ContextFull if not."""
+        """The turns without the oldest, if that helps and the user agrees. ContextFull if not."""
         context = self.engine.config.max_position_embeddings
         for place in range(2, len(turns), 2):
             try:

@@ -34,7 +34,7 @@ def check_front(args: argparse.Namespace) -> None:
 
 
 def engine_key() -> str:
-    """Of the environment: whoever has it is given prompts, and chooses the answers. UsageError without one."""
+    """The environment's key: whoever has it is given prompts, and chooses answers. UsageError without one."""
     key = os.environ.get("PPSD_ENGINE_KEY", "")
     if len(key) < LEAST_KEY:
         raise UsageError(
@@ -91,7 +91,7 @@ def _text(value: object) -> str:
 
 
 def run_engine(args: argparse.Namespace) -> int:
-    """Of `ppsd-run engine`, which decodes for `ppsd-run serve --engines`; that keeps what is committed."""
+    """Runs `ppsd-run engine`, which decodes for `ppsd-run serve --engines`; that keeps what is committed."""
     from ..front.work import work
 
     key = engine_key()

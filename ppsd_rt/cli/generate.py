@@ -240,7 +240,7 @@ def answer(
 
 
 def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace) -> None:
-    """Of an answer that ends early all that is committed; but as JSON nothing."""
+    """Prints the answer. If it ends early, this is all that is committed; but as JSON nothing."""
     if args.json:
         generation.run()
     elif args.show_drafts:
@@ -283,7 +283,7 @@ def _as_json(
 
 
 def _logprobs(engine: Engine, completion: Completion) -> Iterator[dict[str, object]]:
-    """Of each token: its text as it stands alone, which may be a part of a character."""
+    """Each token's entry: its text as it stands alone, which may be a part of a character."""
 
     def one(id: int, logprob: float) -> dict[str, object]:
         return {"id": id, "text": engine.tokenizer.token_bytes(id).decode(errors="replace"), "logprob": logprob}

@@ -102,7 +102,7 @@ def machine() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
-    """None where it is not installed: the C++ backend needs no torch."""
+    """A package's version; None where it is not installed: the C++ backend needs no torch."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -72,7 +72,7 @@ def status(folder: Path) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Of `status`, for people."""
+    """The lines that tell people what `status` has found."""
     since = f", the oldest of {found['since']}" if found["since"] else ""
     size = f"{found['bytes'] / 1e6:.1f} of at most {MOST_BYTES / 1e6:.0f} MB"
     answers = f"{found['answers']:,} answers of {found['answer_tokens']:,} tokens"

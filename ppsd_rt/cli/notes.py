@@ -51,7 +51,7 @@ def printed() -> Iterator[None]:
 
 
 def quiet() -> None:
-    """For the rest of the command: errors only."""
+    """Leaves out all but errors, for the rest of the command."""
     _LINES.setLevel(logging.ERROR)
 
 

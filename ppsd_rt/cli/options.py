@@ -3,7 +3,7 @@
 from argparse import SUPPRESS, ArgumentParser
 from typing import Any
 
-from .values import address, at_most, group, length, named, number, option, positive, seconds, setting, whole
+from .values import address, at_most, group, length, named, number, option, positive, seconds, setting, silence, whole
 
 ALL = "all"
 MODELS = "models"
@@ -54,7 +54,7 @@ def model_options(parser: ArgumentParser) -> None:
     add("--stages N", what + "else as is best", _stages, default=1)
     add = group(parser, "ranks (over several hosts: torchrun ... -m ppsd_rt ...)")
     add("--ranks N", "share the layers out among N processes of this host", whole)
-    add("--rank-timeout S", "a rank silent so long is lost", number, default=20.0)
+    add("--rank-timeout S", "a rank silent so long is lost", silence, default=20.0)
     add("--link-ms T", "delay every message, to try it out [0]", number, default=0.0)
 
 

@@ -14,7 +14,7 @@ _REFRESH = 0.05  # seconds; and drawing takes a tenth of the time at most
 
 
 class _End:
-    """As many of the last lines as the screen can redraw."""
+    """The end of a text: as many lines as the screen can redraw."""
 
     def __init__(self, whole: RenderableType) -> None:
         self._whole = whole

@@ -33,8 +33,8 @@ def listen() -> None:
 
 
 def close() -> None:
-    """From here on nothing is raised. Ignored rather than handled: Python's way out gives handled ones their default
-    effect back, which is the death of a process that had ended well."""
+    """Signals raise nothing from here on. They are ignored rather than handled: Python's way out gives handled ones
+    their default effect back, which is the death of a process that had ended well."""
     for number in _ENDING:
         if signal.getsignal(number) == _handle:
             signal.signal(number, signal.SIG_IGN)

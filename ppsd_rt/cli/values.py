@@ -50,7 +50,7 @@ def whole(text: str) -> int:
 
 
 def length(text: str) -> int | None:
-    """Of an answer: a whole number; None, no limit, for -1 and `inf`."""
+    """An answer's length: a whole number; None, no limit, for -1 and `inf`."""
     return None if text in ("-1", "inf") else whole(text)
 
 
@@ -78,6 +78,7 @@ def _number_that(fits: Callable[[float], bool], otherwise: str) -> Callable[[str
 
 
 probability = _number_that(lambda value: 0 <= value <= 1, "not a probability from 0 to 1")
+silence = _number_that(lambda value: 0.5 <= value <= 3600, "not a number of seconds from 0.5 to 3600")
 seconds = _number_that(lambda value: 0 < value <= 366 * 86400, "not a number of seconds above 0")
 
 

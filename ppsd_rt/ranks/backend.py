@@ -67,7 +67,7 @@ class RanksBackend(LoopBackend):
         self._timeline: list[Span] = []
 
     def open(self) -> None:
-        """Returns when all ranks are ready."""
+        """Waits until all ranks are ready."""
         if current_thread() is main_thread():  # which alone hears of signals
             signal.signal(signal.SIGTERM, lambda *_: self._control.told_to_end())
         others = range(1, self._control.world.size)
@@ -101,7 +101,7 @@ class RanksBackend(LoopBackend):
         return self._slices.with_head(file)
 
     def swap_head(self, file: HeadFile, packed: _native.Model) -> None:
-        """To a head of the same sizes, between answers: what was said stays known, and what drafts cost."""
+        """Changes to a head of the same sizes, between answers: what was said stays known, and what drafts cost."""
         loop = self._answers.loop
         while not loop.draft_with(packed):  # until the round is over in which the last answer has ended
             self._control.failed.wait(0.002)
@@ -131,7 +131,7 @@ class RanksBackend(LoopBackend):
         return 0  # not known here: the slices are elsewhere
 
     def spans(self) -> list[Span]:
-        """As every backend's; the track is the rank, by its host's clock: each host's first span begins at 0."""
+        """The newest answer's timeline. A track is a rank, by its host's clock: each host's first span begins at 0."""
         if self._traced and self._answers.last:
             self._traced = False
             world, tracks = self._control.world, [list(self._answers.last.spans())]

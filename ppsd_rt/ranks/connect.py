@@ -41,7 +41,7 @@ def connect(world: World) -> dict[int, Any]:
 
 
 def _in_time(work: Callable[[], T], what: str, mend: str = "") -> T:
-    """In a thread, which Ctrl-C need not wait for, and which a program that is mute may keep for ever."""
+    """The work's result. It has a thread, which Ctrl-C need not wait for, and a mute program may keep for ever."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -87,7 +87,7 @@ def _store(world: World) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """Of what torch says, without the places and frames of C++ that it adds."""
+    """The first line of what torch says, without the places and frames of C++ that it adds."""
     return re.sub(r"\[[^\]]*:\d+\] ", "", (str(error).strip().splitlines() or [type(error).__name__])[0])
 
 

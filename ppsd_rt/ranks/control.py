@@ -136,20 +136,20 @@ class Control:
         self.failed.set()
 
     def _last_words(self, rank: int, kind: Kind, line: str | None = None) -> None:
-        """Returns when they have left this process."""
+        """Waits until they have left this process."""
         with suppress(RuntimeError):  # its connection is gone: nobody is left there to be told
             self.tell(rank, kind, line)
             with self._senders[rank].lock:
                 self._senders[rank].flush(_LAST_WORDS)
 
     def fail_later(self, line: str, seconds: float = GRACE) -> None:
-        """If nothing better is known by then."""
+        """Fails with this line, if nothing better is known by then."""
         timer = Timer(seconds, self.fail, (line,))
         timer.daemon = True
         timer.start()
 
     def told_to_end(self) -> None:
-        """By SIGTERM, as torchrun's agent tells those that are left."""
+        """SIGTERM has come, as torchrun's agent tells those that are left."""
         self.fail_later(f"rank {self.world.rank} was told to end (SIGTERM)", _TOLD)
 
     def lost(self, rank: int, error: Exception) -> None:

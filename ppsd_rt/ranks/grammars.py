@@ -38,7 +38,7 @@ class AnswerGrammars:
         control.on(Kind.FORGET, lambda number: self._masks.pop(number, None))
 
     def mask(self, number: int) -> TokenMask | None:
-        """For an answer that begins; None: it has ended, and all that comes of it is void."""
+        """The mask of an answer that begins; None: it has ended, and all that comes of it is void."""
         masks = self._masks.get(number)
         return masks() if masks is not None else None
 

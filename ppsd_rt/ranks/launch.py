@@ -1,4 +1,4 @@
-"""From the environment of one rank to its part of a running pipeline."""
+"""A rank starts: it meets the others, opens its model, loads its slice, and serves or drafts."""
 
 import os
 import sys

@@ -61,7 +61,7 @@ def _told_apart() -> Iterator[None]:
 
 
 class Sender:
-    """To one rank, with one tag, from as many buffers as messages may be on their way."""
+    """Sends to one rank, with one tag, from as many buffers as messages may be on their way."""
 
     def __init__(self, group: Any, peer: int, tag: int, words: int, count: int = 8) -> None:
         import torch

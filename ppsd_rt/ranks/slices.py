@@ -63,7 +63,7 @@ class CpuSlices:
             return self._early.with_exit_head(self._size, norm, [], self.threads)
 
     def station(self, first: int, last: int, delay: float, taps: Sequence[int] = ()) -> _native.Station:
-        """Of layers [first, last), and of the LM head after the model's last one."""
+        """The stage of layers [first, last), and of the LM head after the model's last one."""
         model = self._pack(first, last, last == self.checkpoint.config.num_hidden_layers)
         self.bytes = model.packed_bytes
         with one_line("make a stage", self.threads):

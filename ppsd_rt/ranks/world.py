@@ -36,7 +36,7 @@ class World:
 
 
 def find_world(environment: Mapping[str, str] = os.environ) -> World | None:
-    """None: this process was started by itself. Raises UsageError where the environment makes no sense."""
+    """This process's world; None: it was started by itself. Raises UsageError where the environment makes no sense."""
     size = _number(environment, "WORLD_SIZE", 1, MOST_RANKS, "1")
     if size == 1:
         return None

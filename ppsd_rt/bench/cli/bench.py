@@ -46,12 +46,12 @@ def interrupted() -> int:
 
 
 def result_file(args: argparse.Namespace) -> OutputFile | None:
-    """Of --save; to be made before anything is measured, so that a bad path is told at once."""
+    """The file of --save; to be made before anything is measured, so that a bad path is told at once."""
     return OutputFile(args.save, "result", (args.model,)) if args.save else None
 
 
 def print_report(report: Report, output: str, file: OutputFile | None = None) -> None:
-    """On standard output; with all its samples, as JSON, into the file too."""
+    """Prints the report; with all its samples, as JSON, it goes into the file too."""
     if output == "table":
         table(report.title, [column.title for column in report.columns], report.cells())
     else:

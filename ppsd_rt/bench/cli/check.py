@@ -52,7 +52,7 @@ COLUMNS = columns(
 
 @dataclass
 class Seen:
-    """Of one schedule at one sampling setting."""
+    """What was seen of one schedule at one sampling setting."""
 
     answers: list[Statistics] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)

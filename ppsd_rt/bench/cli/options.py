@@ -13,7 +13,7 @@ _OFF = "off"
 
 
 def list_of(item: Callable[[str], Item]) -> Callable[[str], list[Item]]:
-    """For argparse: `A,B,...`, without doubles."""
+    """A parser, for argparse, of `A,B,...`, without doubles."""
 
     def parse(text: str) -> list[Item]:
         return list(dict.fromkeys(map(item, text.split(","))))
@@ -23,7 +23,7 @@ def list_of(item: Callable[[str], Item]) -> Callable[[str], list[Item]]:
 
 
 def words(text: str) -> list[str]:
-    """For argparse: a list of names."""
+    """A list of names, for argparse."""
     if not all(text.split(",")):
         raise argparse.ArgumentTypeError(f"{quoted(text)} has an empty item")
     return list(dict.fromkeys(text.split(",")))

@@ -45,10 +45,10 @@ _NEEDS = (
 
 
 def _prompt(fields: dict[str, Any], number: int, line: int) -> NamedPrompt | None:  # noqa: PLR0911 (a format each)
-    """Of a line's object, or a row of CSV. number: of it in the file, line: where it stands, both from 1."""
+    """The prompt of a line's object, or a row of CSV. number: its own in the file, line: where it stands; from 1."""
 
     def numbered(family: str, text: str, id: str = "id", more: str = "") -> NamedPrompt:
-        """With the file's own id, or its number."""
+        """The prompt with the file's own id, or its number."""
         own = fields.get(id)
         known = isinstance(own, str | int) and not isinstance(own, bool) and own != ""
         return NamedPrompt(f"{family}-{own if known else number}", text, family + more)
@@ -78,7 +78,7 @@ def _prompt(fields: dict[str, Any], number: int, line: int) -> NamedPrompt | Non
 
 
 def _turns(fields: dict[str, Any]) -> list[Any]:
-    """Of a conversation, under whichever of its names."""
+    """The turns of a conversation, under whichever of its names."""
     return next(
         (fields[key] for key in ("messages", "conversations", "prompt") if isinstance(fields.get(key), list)), []
     )
@@ -103,7 +103,7 @@ def _asked(turns: list[Any]) -> tuple[dict[str, Any], ...]:
 
 
 def read_prompts(path: str | None) -> list[NamedPrompt]:
-    """Of a file in any of the formats above; `-`: standard input; None: the development prompts of the package."""
+    """The prompts of a file in any format above; `-`: standard input; None: the development prompts of the package."""
     if path is None:
         text = (files("ppsd_rt") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
     elif path == "-":
