@@ -93,8 +93,8 @@ class Cancellation:
             cancel()
 
 
-# (prompt, params, schedule, limits, options, cancellation) of an answer
-Asked = tuple[Sequence[int], SamplingParams, Schedule | Auto, Limits, RunOptions, Cancellation]
+# What an answer is: (prompt, params, schedule, limits, options, cancellation)
+Request = tuple[Sequence[int], SamplingParams, Schedule | Auto, Limits, RunOptions, Cancellation]
 
 
 class Backend(Protocol):
@@ -133,7 +133,7 @@ class Backend(Protocol):
         successors: what usually follows, as of HeadFile, to begin with.
         """
 
-    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
+    def rounds(self, *request: *Request) -> Generator[Round | Drafted, None, None]:
         """Decode one answer. What takes longer than a round is told of the cancellation; the caller looks at it between
         rounds, and closes the generator.
         """

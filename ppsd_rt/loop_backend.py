@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _native
-from .backend import Asked, logprobs_by_logits
+from .backend import Request, logprobs_by_logits
 from .cpu.answers import MOST_ANSWERS, Answers, weakly
 from .models.head_file import HeadInfo
 from .pipeline.rounds import Drafted, Logprob, Round
@@ -45,8 +45,8 @@ class LoopBackend:
         """Copy drafts from this text too, as if it had been answered here."""
         self._ngrams.of(owner).learn(ids)
 
-    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
-        yield from self._answers.decode(asked, self._ngrams)
+    def rounds(self, *request: *Request) -> Generator[Round | Drafted, None, None]:
+        yield from self._answers.decode(request, self._ngrams)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         raise NotImplementedError

@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 from weakref import WeakMethod, WeakSet
 
 from .. import _native
-from ..backend import ENDED, Asked, Cancellation, RunOptions
+from ..backend import ENDED, Cancellation, Request, RunOptions
 from ..errors import GrammarFailed, PpsdError
 from ..pipeline.rounds import Drafted, Limits, Round
 from ..pipeline.schedule import Auto, Schedule, copying
@@ -75,16 +75,16 @@ class Answers:
 
     def decode(
         self,
-        asked: Asked,
+        request: Request,
         ngrams: _native.Ngrams,
         grammar: int = 0,
     ) -> Generator[Round | Drafted, None, None]:
         """As `Backend.rounds`. ngrams: of all owners. grammar: its number, over ranks."""
-        *_, limits, options, cancellation = asked
+        *_, limits, options, cancellation = request
         _living.add(self)
         answer = Answer(limits, cancellation)
         try:
-            stream = self._begin(answer, asked, ngrams, grammar)
+            stream = self._begin(answer, request, ngrams, grammar)
             if options.prompt_progress:
                 _tell_of_prompt(stream, options.prompt_progress)
             yield from self._events(answer)
@@ -108,11 +108,11 @@ class Answers:
     def _begin(
         self,
         answer: Answer,
-        asked: Asked,
+        request: Request,
         ngrams: _native.Ngrams,
         grammar: int,
     ) -> _native.LoopAnswer:
-        prompt, params, schedule, limits, options, cancellation = asked
+        prompt, params, schedule, limits, options, cancellation = request
         self._leave_dropped()
         with self.lock:
             stream = self.loop.add(

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import __version__, _native
-from ..backend import Asked, check_ids
+from ..backend import Request, check_ids
 from ..errors import PpsdError, UsageError
 from ..loop_backend import LoopBackend
 from ..models.checkpoint import Checkpoint
@@ -102,11 +102,11 @@ class CpuBackend(LoopBackend):
         self._answers.forget_loop()
         self._use(file, packed, self._cuts)
 
-    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
-        if asked[3].end * self._row_bytes > self._kv_memory:
-            raise no_memory(asked[3].end)
+    def rounds(self, *request: *Request) -> Generator[Round | Drafted, None, None]:
+        if request[3].end * self._row_bytes > self._kv_memory:
+            raise no_memory(request[3].end)
         try:
-            yield from self._answers.decode(asked, self._ngrams)
+            yield from self._answers.decode(request, self._ngrams)
         except _native.NoThread as error:
             raise PpsdError(f"cannot decode with {self.threads} threads: {error}") from None
 

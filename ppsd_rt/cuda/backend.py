@@ -22,9 +22,9 @@ from .. import _native
 from ..backend import (
     ENDED,
     NO_NUMBER,
-    Asked,
     Cancellation,
     Oracle,
+    Request,
     RunOptions,
     check_ids,
     common_prefix,
@@ -171,13 +171,13 @@ class CudaBackend(LoopBackend):
         self._draft_vocabulary = draft_vocabulary
         self._policy: _native.AlonePolicy | None = None
 
-    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
+    def rounds(self, *request: *Request) -> Generator[Round | Drafted, None, None]:
         """One answer alone has the captured stages, whose launches are queued ahead. When another one comes, it goes on
         in the loop, from what its consumer has of it; so do answers that want what those stages do not have."""
-        prompt, params, schedule, limits, options, cancellation = asked
+        prompt, params, schedule, limits, options, cancellation = request
         said: list[int] = []
         seconds = 0.0
-        if (answer := self._begin_alone(*asked)) is not None:
+        if (answer := self._begin_alone(*request)) is not None:
             for event in self._alone(answer, cancellation):
                 if isinstance(event, Round):
                     said += event.committed
@@ -204,9 +204,9 @@ class CudaBackend(LoopBackend):
         finally:
             self._beside.discard(place)
 
-    def _begin_alone(self, *asked: *Asked) -> "_Answer | None":
+    def _begin_alone(self, *request: *Request) -> "_Answer | None":
         """None: it goes by the loop."""
-        prompt, params, schedule, limits, options, cancellation = asked
+        prompt, params, schedule, limits, options, cancellation = request
         with self._starting:
             if self.concurrency == 1 and not self._waited(cancellation):
                 return None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..backend import Asked, Cancellation
+from ..backend import Cancellation, Request
 from ..errors import PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Logprob, Round
@@ -56,8 +56,8 @@ class FrontBackend:
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
         """Every engine counts by itself."""
 
-    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
-        prompt, params, schedule, limits, options, cancellation = asked
+    def rounds(self, *request: *Request) -> Generator[Round | Drafted, None, None]:
+        prompt, params, schedule, limits, options, cancellation = request
         if options.oracle or options.trace:
             raise UsageError("oracles and timelines do not go through a front: ask the engine itself")
         text, before, losses = list(prompt), 0.0, 0

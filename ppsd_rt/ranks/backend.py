@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _native
-from ..backend import Asked
+from ..backend import Request
 from ..cpu.machine import no_memory
 from ..errors import PpsdError, UsageError
 from ..loop_backend import LoopBackend
@@ -108,15 +108,15 @@ class RanksBackend(LoopBackend):
             self._control.check()
         self._head = file.info
 
-    def rounds(self, *asked: *Asked) -> Generator[Round | Drafted, None, None]:
-        _, params, _, limits, options, _ = asked
+    def rounds(self, *request: *Request) -> Generator[Round | Drafted, None, None]:
+        _, params, _, limits, options, _ = request
         self._control.check()
         if limits.end > self.longest:
             raise no_memory(limits.end)
         number = self._tell(params.grammar) if params.grammar and options.masks else 0
         self._traced, self._timeline = options.trace, []
         try:
-            yield from self._answers.decode(asked, self._ngrams, number)
+            yield from self._answers.decode(request, self._ngrams, number)
         except PpsdError:
             self._control.check()
             raise
