@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from logging import WARNING, getLogger
 from pathlib import Path
 
@@ -54,17 +54,11 @@ def run(args: argparse.Namespace) -> int:
     with TraceFile(args.trace, inputs) if args.trace else nullcontext() as trace:
         engine = load_engine(args)
         with kept_prompts(engine, Path(args.prompt_cache) if args.prompt_cache else None):
-            return _run(args, engine, prompts, params, schedule, trace)
+            return _run(_Output(engine, args, schedule, trace), prompts, params)
 
 
-def _run(
-    args: argparse.Namespace,
-    engine: Engine,
-    prompts: list[tuple[str | int | None, str | NamedPrompt]],
-    params: SamplingParams,
-    schedule: Schedule | Auto,
-    trace: TraceFile | None,
-) -> int:
+def _run(output: "_Output", prompts: list[tuple[str | int | None, str | NamedPrompt]], params: SamplingParams) -> int:
+    engine, args, schedule = output.engine, output.args, output.schedule
     if args.exit_head in ("auto", "none") and engine.head is None and isinstance(schedule, Auto) and not args.json:
         drafts = engine.backend.copies and schedule.copies
         how = "only repetitions and what usually follows are drafted" if drafts else "decoding plainly"
@@ -74,8 +68,7 @@ def _run(
         from .conversation import converse
 
         getLogger("ppsd_rt.learning").setLevel(WARNING)  # its notes would stand in what is typed
-        show_turn = lambda turn: answer(engine, turn, args, None, trace, schedule, [])  # noqa: E731
-        return converse(engine, params, schedule, args, lambda: run_options(args), show_turn)
+        return converse(engine, params, schedule, args, lambda: run_options(args), output.answer)
     note_plain(engine, args.raw)
     encoded = [(id, _encode(engine, text, id, args)) for id, text in prompts]  # all, before the first is answered
     answered: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
@@ -92,40 +85,22 @@ def _run(
     if len(encoded) > 1 and engine.backend.name == "cpu" and not any(getattr(args, name) for name in _ONE_BY_ONE):
 
         def show(number: int, whole: Completion) -> None:
-            _print_whole(engine, whole, args, names[number], number)
+            output.whole(whole, names[number], number)
             answers.append(whole)
 
         if not answer_all(engine, [begin(number, RunOptions()) for number in range(len(encoded))], show):
             return signals.status()
     else:
-        comparisons: list[Comparison] = []
         for number, id in enumerate(names):
             generation = begin(number, run_options(args))
-            _print_name(id, args, number)
-            if not answer(engine, generation, args, id, trace, schedule, comparisons):
+            output.name(id, number)
+            if not output.answer(generation, id):
                 return signals.status()
             answers.append(generation.completion)
-        if len(comparisons) > 1 and not args.json and (ratio := said([*together(comparisons)])):
-            note(f"{len(comparisons)} answers: {ratio}")
+        if len(compared := output.comparisons) > 1 and not args.json and (ratio := said([*together(compared)])):
+            note(f"{len(compared)} answers: {ratio}")
     _tell_of_cut(engine, answers, params)
     return 0
-
-
-def _print_name(id: str | int | None, args: argparse.Namespace, number: int) -> None:
-    if id is not None and not args.json:
-        print("\n" * (number > 0) + f"==> {printable(str(id))} <==", flush=True)
-
-
-def _print_whole(
-    engine: Engine, completion: Completion, args: argparse.Namespace, id: str | int | None, number: int
-) -> None:
-    """An answer that nobody saw being made."""
-    _print_name(id, args, number)
-    if args.json:
-        print_json(_as_json(engine, completion, id, None))
-    else:
-        print(completion.text, flush=True)
-        note(statistics_line(completion))
 
 
 def _tell_of_cut(engine: Engine, answers: list[Completion], params: SamplingParams) -> None:
@@ -181,112 +156,116 @@ def _prompts(args: argparse.Namespace) -> list[tuple[str | int | None, str | Nam
     return [(None, only_prompt(args.prompt, args.file))]
 
 
-def answer(
-    engine: Engine,
-    generation: Generation,
-    args: argparse.Namespace,
-    id: str | int | None,
-    trace: TraceFile | None,
-    schedule: Schedule | Auto,
-    comparisons: list[Comparison],
-) -> bool:
-    """Print one answer and its statistics. False when it was interrupted; what there is by then is printed.
+@dataclass
+class _Output:
+    """Prints answers and their statistics. comparisons: those of --compare so far."""
 
-    comparisons: where --compare adds one.
-    """
-    finished = False
-    try:
-        _print_text(engine, generation, args)
-        finished = True
-    except KeyboardInterrupt:
-        generation.close()
-    except PpsdError:  # such as a rank that died: what is committed stays
-        generation.close()
-        if args.json:
-            print_json(_as_json(engine, generation.completion, id, None))
-        raise
-    if trace:
-        spans = engine.backend.spans()
-        trace.add(spans, "" if id is None else str(id))
-        if spans and not args.json:
-            note(str(occupancy(spans)))
-    completion = generation.completion
-    compared: Comparison | None = None
-    problem: PpsdError | None = None
-    if args.compare and finished:
+    engine: Engine
+    args: argparse.Namespace
+    schedule: Schedule | Auto
+    trace: TraceFile | None
+    comparisons: list[Comparison] = field(default_factory=list)
+
+    def name(self, id: str | int | None, number: int) -> None:
+        if id is not None and not self.args.json:
+            print("\n" * (number > 0) + f"==> {printable(str(id))} <==", flush=True)
+
+    def whole(self, completion: Completion, id: str | int | None, number: int) -> None:
+        """Prints an answer that nobody saw being made."""
+        self.name(id, number)
+        if self.args.json:
+            print_json(self._as_json(completion, id))
+        else:
+            print(completion.text, flush=True)
+            note(statistics_line(completion))
+
+    def answer(self, generation: Generation, id: str | int | None = None) -> bool:
+        """False when it was interrupted; what there is by then is printed."""
+        args, engine = self.args, self.engine
+        finished = False
         try:
-            compared = compare(engine, completion, generation.params, schedule, printed=not args.json)
-            comparisons.append(compared)
+            self._print_text(generation)
+            finished = True
         except KeyboardInterrupt:
-            finished = False
-            complain(f"ppsd-run: {signals.said()}; the answer is whole, the comparison is missing")
-        except PpsdError as error:
-            problem = error  # what has been decoded is printed first
-    if args.json:
-        print_json(_as_json(engine, completion, id, compared))
-    elif args.chat or finished or completion.ids:
-        note(statistics_line(completion, said(compared.turns) if compared else "", short=args.chat))
-    if not finished and not completion.ids:
-        done, total = getattr(generation.options.prompt_progress, "rows", (0, 0))
-        total = total or len(completion.prompt_ids)
-        complain(f"ppsd-run: {signals.said()} while reading the prompt ({done} of {total} tokens)")
-    if args.explain:
-        nothing = "nothing to explain: --schedule auto plans, and only where there is an exit head"
-        for line in (engine.backend.explain() or nothing).splitlines():
-            note(line)
-    if problem is not None:
-        raise problem
-    return finished
-
-
-def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace) -> None:
-    """Prints the answer. If it ends early, this is all that is committed; but as JSON nothing."""
-    if args.json:
-        generation.run()
-    elif args.show_drafts:
-        from .drafts import show_drafts  # with rich, which takes longer to import than a small model to answer
-
-        show_drafts(engine, generation)
-    elif sys.stdout and sys.stdout.isatty():
-        from .rendering import show
-
-        show(generation, markdown=not args.plain and not args.raw)
-    else:
-        printed = 0  # characters
-        try:
-            for token in generation:
-                print(token.text, end="", flush=True)
-                printed += len(token.text)
-        finally:  # with what was held back: the statistics, and a chat's history, count it
             generation.close()
-            print(generation.completion.text[printed:], flush=True)  # before the statistics, which go another way
+        except PpsdError:  # such as a rank that died: what is committed stays
+            generation.close()
+            if args.json:
+                print_json(self._as_json(generation.completion, id))
+            raise
+        if self.trace:
+            spans = engine.backend.spans()
+            self.trace.add(spans, "" if id is None else str(id))
+            if spans and not args.json:
+                note(str(occupancy(spans)))
+        completion = generation.completion
+        compared: Comparison | None = None
+        problem: PpsdError | None = None
+        if args.compare and finished:
+            try:
+                compared = compare(engine, completion, generation.params, self.schedule, printed=not args.json)
+                self.comparisons.append(compared)
+            except KeyboardInterrupt:
+                finished = False
+                complain(f"ppsd-run: {signals.said()}; the answer is whole, the comparison is missing")
+            except PpsdError as error:
+                problem = error  # what has been decoded is printed first
+        if args.json:
+            print_json(self._as_json(completion, id, compared))
+        elif args.chat or finished or completion.ids:
+            note(statistics_line(completion, said(compared.turns) if compared else "", short=args.chat))
+        if not finished and not completion.ids:
+            done, total = getattr(generation.options.prompt_progress, "rows", (0, 0))
+            total = total or len(completion.prompt_ids)
+            complain(f"ppsd-run: {signals.said()} while reading the prompt ({done} of {total} tokens)")
+        if args.explain:
+            nothing = "nothing to explain: --schedule auto plans, and only where there is an exit head"
+            for line in (engine.backend.explain() or nothing).splitlines():
+                note(line)
+        if problem is not None:
+            raise problem
+        return finished
 
+    def _print_text(self, generation: Generation) -> None:
+        """Prints the answer. If it ends early, this is all that is committed; but as JSON nothing."""
+        args = self.args
+        if args.json:
+            generation.run()
+        elif args.show_drafts:
+            from .drafts import show_drafts  # with rich, which takes longer to import than a small model to answer
 
-def _as_json(
-    engine: Engine, completion: Completion, id: str | int | None, compared: Comparison | None
-) -> dict[str, object]:
-    stats = completion.statistics.as_dict()
-    if compared is not None:
-        stats["plain"] = compared.plain.as_dict()
-        stats["turns"] = [{"seconds": fast, "plain_seconds": plain} for fast, plain in compared.turns]
-    logprobs = {"logprobs": list(_logprobs(engine, completion))} if completion.logprobs else {}
-    return {
-        "id": id,
-        "prompt_ids": completion.prompt_ids,
-        "ids": completion.ids,
-        "text": completion.text,
-        "finish_reason": completion.finish_reason,
-        "seed": completion.seed,
-        **logprobs,
-        "stats": stats,
-    }
+            show_drafts(self.engine, generation)
+        elif sys.stdout and sys.stdout.isatty():
+            from .rendering import show
 
+            show(generation, markdown=not args.plain and not args.raw)
+        else:
+            printed = 0  # characters
+            try:
+                for token in generation:
+                    print(token.text, end="", flush=True)
+                    printed += len(token.text)
+            finally:  # with what was held back: the statistics, and a chat's history, count it
+                generation.close()
+                print(generation.completion.text[printed:], flush=True)  # before the statistics, which go another way
 
-def _logprobs(engine: Engine, completion: Completion) -> Iterator[dict[str, object]]:
-    """Each token's entry: its text as it stands alone, which may be a part of a character."""
+    def _as_json(
+        self, completion: Completion, id: str | int | None, compared: Comparison | None = None
+    ) -> dict[str, object]:
+        stats = completion.statistics.as_dict()
+        if compared is not None:
+            stats["plain"] = compared.plain.as_dict()
+            stats["turns"] = [{"seconds": fast, "plain_seconds": plain} for fast, plain in compared.turns]
+        same = ("prompt_ids", "ids", "text", "finish_reason", "seed")
+        logprobs = {"logprobs": list(self._logprobs(completion))} if completion.logprobs else {}
+        return {"id": id, **{name: getattr(completion, name) for name in same}, **logprobs, "stats": stats}
 
-    def one(id: int, logprob: float) -> dict[str, object]:
-        return {"id": id, "text": engine.tokenizer.token_bytes(id).decode(errors="replace"), "logprob": logprob}
+    def _logprobs(self, completion: Completion) -> Iterator[dict[str, object]]:
+        """Each token's entry: its text as it stands alone, which may be a part of a character."""
 
-    for id, logprob in zip(completion.ids, completion.logprobs, strict=True):
-        yield {**one(id, logprob.logprob), "top": [one(*top) for top in logprob.top]}
+        def one(id: int, logprob: float) -> dict[str, object]:
+            text = self.engine.tokenizer.token_bytes(id).decode(errors="replace")
+            return {"id": id, "text": text, "logprob": logprob}
+
+        for id, logprob in zip(completion.ids, completion.logprobs, strict=True):
+            yield {**one(id, logprob.logprob), "top": [one(*top) for top in logprob.top]}
