@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from ..bench.cli import options as bench
 from . import options
@@ -28,12 +28,8 @@ class Command:
     place: str
 
     def load(self) -> Callable[[Namespace], int | None]:
-        return _find(self.place)
-
-
-def _find(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(import_module(f"..{module}", __package__), name)
+        module, _, name = self.place.partition(":")
+        return cast(Callable[[Namespace], int | None], getattr(import_module(f"..{module}", __package__), name))
 
 
 COMMANDS = {
@@ -150,4 +146,6 @@ COMMANDS = {
 
 def prompt_reader() -> "Callable[[str | None], list[NamedPrompt]]":
     """Reads a file of prompts; None: the development prompts."""
-    return _find("bench.cli.prompt_files:read_prompts")
+    from ..bench.cli.prompt_files import read_prompts
+
+    return read_prompts

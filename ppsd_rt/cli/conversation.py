@@ -90,7 +90,7 @@ def on_terminal() -> bool:
 
 def _lines() -> Iterator[str]:
     """The lines of standard input, as a file is read. One that is no text is refused as that turn; the others count."""
-    marked = sys.stdin.buffer.peek(2)[:2] in (BOM_UTF16_BE, BOM_UTF16_LE)  # type: ignore[attr-defined]
+    marked = sys.stdin.buffer.peek(2)[:2] in (BOM_UTF16_BE, BOM_UTF16_LE)  # type: ignore[union-attr]
     encoding, errors = ("utf-16", "replace") if marked else ("utf-8-sig", "surrogateescape")
     sys.stdin.reconfigure(encoding=encoding, errors=errors)  # type: ignore[union-attr]
     yield from map(str.strip, sys.stdin)

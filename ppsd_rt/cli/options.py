@@ -167,41 +167,25 @@ def pull_options(parser: ArgumentParser) -> None:
 
 def distill_options(parser: ArgumentParser) -> None:
     add = group(parser, "what to train")
-    add(
-        "--exit-layer E[,E...]",
-        "one head for each, in one pass; 0: on the embeddings [a tenth of the layers: 3 for the default model]",
-    )
+    what = "one head for each, in one pass; 0: on the embeddings [a tenth of the layers: 3 for the default model]"
+    add("--exit-layer E[,E...]", what)
     kinds = "one head of each, in the same pass: feedback, layer, two-layer, adapter; ngram: only count, in minutes"
     add("--kind KIND[,KIND...]", kinds, default="feedback")
-    add(
-        "--begin HEAD",
-        "a head to go on from; none: the model's last layers [with --prompts the head that ships, else none]",
-        named,
-    )
+    what = "a head to go on from; none: the model's last layers [with --prompts the head that ships, else none]"
+    add("--begin HEAD", what, named)
     add("--draft-vocabulary N[,N...]", "most frequent ids; 0: all", default="4096")
     add("--intermediate-size N", "neurons of its MLP; 0: as the model [by its width]", whole)
     add("--feedback-rank R", "of its feedback matrices; 0: full [by the same]", whole)
-    add(
-        "--tap LAYER", "a layer in the middle that a head of kind feedback hears; 0: none [as --begin's, else 0]", whole
-    )
+    add("--tap LAYER", "a layer in the middle that a feedback head hears; 0: none [as --begin's, else 0]", whole)
     add("--out FILE.safetensors", "several heads: FILE[-KIND][-E][-vN].safetensors", named, required=True)
     add = group(parser, "data and training")
-    add(
-        "--prompts FILE",
-        "prompts like those that the head is for, one a line or as JSON lines: the model answers them too, and a "
-        "tenth of them judges the head",
-        named,
-    )
+    what = "prompts like those that the head is for, one a line or as JSON lines: the model answers them too, and a "
+    add("--prompts FILE", what + "tenth of them judges the head", named)
     add("--prompts-share S", "of the texts that answer --prompts [0.5]", number, default=0.5)
-    add(
-        "--tokens N",
-        "to sample from the model; rounded up to whole shards, 1024 for each slot [2000000]",
-        at_most(10**10),
-    )
+    what = "to sample from the model; rounded up to whole shards, 1024 for each slot [2000000]"
+    add("--tokens N", what, at_most(10**10))
     add("--hours H", "as many tokens as can be sampled and trained on in H hours", number)
-    add(
-        "--slots N", "texts sampled side by side; CPU: at most 64 [64; as many as a GPU's memory holds]", at_most(10**5)
-    )
+    add("--slots N", "texts sampled side by side; CPU: up to 64 [64; as many as a GPU's memory holds]", at_most(10**5))
     add("--epochs N", "passes over the sampled text", at_most(10**4), default=3)
     add("--batch-tokens N", "answer tokens per step", whole, default=4096)
     add("--learning-rate LR", "at its highest [by the model's width; 0.005 for 576]", number)

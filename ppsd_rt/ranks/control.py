@@ -48,7 +48,7 @@ class Kind(IntEnum):
 
 
 T = TypeVar("T")
-Handler = Callable[[Any], None]  # of a message's value
+Handler = Callable[[Any], object]  # of a message's value
 
 
 class Control:

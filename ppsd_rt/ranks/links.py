@@ -35,7 +35,7 @@ def open_groups(store: Any, rank: int, size: int, address: str | None, limit: ti
         prefixed = PrefixStore(f"tag {tag}", store)
         if address is None:
             return ProcessGroupGloo(prefixed, rank, size, limit)
-        options = ProcessGroupGloo._Options()
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # which its stub leaves out
         options._devices, options._timeout = [ProcessGroupGloo.create_device(hostname=address)], limit
         return ProcessGroupGloo(prefixed, rank, size, options)
 
