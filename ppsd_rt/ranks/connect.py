@@ -28,8 +28,10 @@ T = TypeVar("T")
 
 def connect(world: World) -> dict[int, Any]:
     """The process groups of `open_groups`. Raises PpsdError."""
+    import torch.distributed as dist  # which takes seconds, before the limit begins
+
     place = f"{world.host}:{world.port} (MASTER_ADDR, MASTER_PORT)"
-    store = _in_time(lambda: _store(world), f"rank {world.rank} cannot meet the others at {place}")
+    store = _in_time(lambda: _store(dist, world), f"rank {world.rank} cannot meet the others at {place}")
     named = os.environ.get(INTERFACE)
     address = None if named else own_address(world)
     way = f"the network interface {named}" if named else f"the address {address}" if address else "its own name"
@@ -61,10 +63,8 @@ def _in_time(work: Callable[[], T], what: str, mend: str = "") -> T:
         raise PpsdError(f"{what}: {first_line(error)}{mend}") from None
 
 
-def _store(world: World) -> Any:
+def _store(dist: Any, world: World) -> Any:
     """torch's, which ranks that are started again find empty. It waits for a rank 0, or agent, that comes later."""
-    import torch.distributed as dist
-
     try:
         socket.getaddrinfo(world.host, world.port)
     except (socket.gaierror, UnicodeError) as error:
