@@ -22,7 +22,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import PpsdError, UsageError
-from .files import AnyFile, AnyFolder, one_line, read_json_object, read_text
+from .files import AnyFile, AnyFolder, one_line, read_json_object, read_text, shown, unfit
 
 _MEND = "mend it, or give a plain prompt instead of messages"
 _MORE_TEMPLATES = "additional_chat_templates"
@@ -63,7 +63,7 @@ def special_tokens(folder: AnyFolder) -> dict[str, str]:
             if content is not None:
                 tokens[key] = content
             elif key in ("bos_token", "eos_token"):
-                raise PpsdError(f'{folder / name}: {key} must be a string or an object with a string "content"')
+                raise unfit(folder / name, key, shown(value), 'a string or an object with a string "content"')
     return tokens
 
 
@@ -262,10 +262,8 @@ def _template_key(path: AnyFile) -> dict[str, str]:
         if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str):
             named[entry["name"]] = entry["template"]
     if not named:
-        raise _OfAnotherShape(
-            f'{path}: chat_template must be a string or a list of objects with the strings "name" and "template": '
-            + _MEND
-        )
+        wanted = 'a string or a list of objects with the strings "name" and "template"'
+        raise _OfAnotherShape(unfit(path, "chat_template", shown(value), wanted))
     return named
 
 
@@ -277,16 +275,12 @@ def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
         raise UsageError("the list of messages is empty: give at least one message")
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, Mapping):
-            raise UsageError(
-                f'message {number} must be an object with "role" and "content", not {type(message).__name__}'
-            )
+            what = type(message).__name__
+            raise UsageError(f'message {number} must be an object with "role" and "content", not {what}')
         for key in ("role", "content"):
-            if key == "content" and message.get(key) is None and message.get("tool_calls"):
-                continue
-            if key not in message:
-                raise UsageError(f'message {number} has no "{key}"')
-            if not isinstance(message[key], str):
-                raise UsageError(f'"{key}" of message {number} must be a string, not {type(message[key]).__name__}')
+            value = message.get(key)
+            if not (isinstance(value, str) or (key == "content" and value is None and message.get("tool_calls"))):
+                raise UsageError(f'"{key}" of message {number} must be a string, not {type(value).__name__}')
     return [dict(message) for message in messages]
 
 

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -27,7 +27,7 @@ from ..errors import PpsdError
 from ..files import cache as cache_file
 from .cache import cache_dir
 from .config import LlamaConfig
-from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object
+from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object, shown, unfit
 from .quantised import QuantisedTensors, read_scheme
 from .shapes import Shapes, check_shapes, model_shapes
 from .stored import FOUR_BITS, Array, Blocks, Stored, Uniform, as_float32, bfloat16_bits
@@ -77,24 +77,23 @@ class Checkpoint:
         shapes = model_shapes(self.config)
         scheme = None if _is_plain(raw, stored, shapes, folder) else read_scheme(raw, str(folder / "config.json"))
         if scheme is None:
-            self.tensors = {name: _supported(name, stored[name], folder) for name in shapes if name in stored}
+            self.tensors = {name: supported(name, stored[name], folder) for name in shapes if name in stored}
             self.stored_as = sorted({_NAMES[str(tensor.dtype)] for tensor in self.tensors.values()})
             used = set(shapes)
         else:
             self.tensors = self._opened = quantised = QuantisedTensors(stored, shapes, scheme, folder)
             self.stored_as, used = sorted(quantised.kinds), quantised.used
             shapes = {name: shape for name, shape in shapes.items() if name not in quantised.quantised}
-        plain = {name: _supported(name, stored[name], folder) for name in shapes if name in stored}
+        plain = {name: supported(name, stored[name], folder) for name in shapes if name in stored}
         lacking = [] if scheme else [name for name in shapes if name.endswith(".bias") and name not in plain]
         if lacking:
             zeros = {name: np.zeros(shapes[name], np.float32) for name in lacking}
             _LOG.info("%s: biases that config.json names and the file lacks are zero, as in transformers", folder)
             self.tensors, plain = {**self.tensors, **zeros}, {**plain, **zeros}
-        check_shapes(plain, shapes, str(folder))
+        check_shapes(plain, shapes, folder)
         unused = sorted(name for name in stored if name not in used and not name.endswith(_DERIVED_SUFFIXES))
         if unused:
-            more = _and_more(unused)
-            _LOG.info("%s: left out is what this model has no use for: tensor %s%s", folder, unused[0], more)
+            _LOG.info("%s: %d left out that this model has no use for: tensor %s", folder, len(unused), unused[0])
 
     def quantised(self, name: str) -> Uniform | None:
         """A matrix of a quantised folder as it is quantised there; None where it is not, or not uniformly."""
@@ -218,38 +217,21 @@ def read_folder(folder: Path) -> dict[str, Stored]:
         return _read_stored(folder / SINGLE_FILE)
     if not index.exists():
         raise PpsdError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: fetch or convert the weights")
-
-    weight_map = read_json_object(index, unique=True).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise PpsdError(f"{index} has no weight_map of tensor names to file names; fetch the file again")
-    tensors: dict[str, Stored] = {}
-    other: dict[str, tuple[str, Stored]] = {}  # where the index does not say that it is, and in which shard
-    shards = sorted(set(weight_map.values()))
-    for shard in shards:
-        if Path(shard).name != shard:
-            raise PpsdError(f"{index} names the shard {shard!r}, which is not a plain file name")
+    weight_map: Any = read_json_object(index, unique=True).get("weight_map")
+    named = weight_map.values() if isinstance(weight_map, dict) else [None]
+    if not all(isinstance(shard, str) and Path(shard).name == shard for shard in named):
+        raise unfit(index, "weight_map", shown(weight_map), "an object of tensors' to files' names")
+    shards = sorted(set(map(str, named)))
     lacking = [shard for shard in shards if not (folder / shard).exists()]
     if lacking:  # of an older copy, perhaps, whose weights lie in other files by now
         shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    tensors: dict[str, Stored] = {}
     for shard in shards:
         found = _read_stored(folder / shard)
-        other |= {name: (shard, tensor) for name, tensor in found.items() if weight_map.get(name) != shard}
-        tensors |= {name: tensor for name, tensor in found.items() if weight_map.get(name) == shard}
-    if lacking and not weight_map.keys() <= tensors.keys() | other.keys():
-        raise PpsdError(f"{folder} lacks the shard {lacking[0]} that {INDEX_FILE} names; fetch it again")
-    moved = sorted(weight_map.keys() - tensors.keys() & other.keys())
-    if moved:
-        name, shard = moved[0], other[moved[0]][0]
-        _LOG.info("%s: %s is in %s, not in %s%s", index, name, shard, weight_map[name], _and_more(moved))
-        tensors |= {name: other.pop(name)[1] for name in moved}
-    if other:
-        name, (shard, _) = min(other.items())
-        _LOG.info("%s: left out is what it does not name: %s in %s%s", index, name, shard, _and_more(other))
-    return tensors
-
-
-def _and_more(names: Collection[str]) -> str:
-    return f" and {len(names) - 1} more" if len(names) > 1 else ""
+        tensors = found | tensors | {name: found[name] for name in found if weight_map.get(name) == shard}
+    if lacking and not weight_map.keys() <= tensors.keys():
+        raise unfit(index, lacking[0], "missing")
+    return {name: tensor for name, tensor in tensors.items() if name in weight_map}
 
 
 def _with_prefix(tensors: dict[str, Stored]) -> dict[str, Stored]:
@@ -260,14 +242,13 @@ def _with_prefix(tensors: dict[str, Stored]) -> dict[str, Stored]:
 
 def read_file(path: Path, *, integers: bool = False) -> dict[str, Array]:
     """Everything in one safetensors file: floats of 16 or 32 bits and, if asked for, int8 and int32."""
-    supported = {*_FLOATS, "I8", "I32"} if integers else {*_FLOATS}
-    return {name: _supported(name, stored, path, supported) for name, stored in _read_stored(path).items()}
+    dtypes = {*_FLOATS, "I8", "I32"} if integers else {*_FLOATS}
+    return {name: supported(name, stored, path, dtypes) for name, stored in _read_stored(path).items()}
 
 
-def _supported(name: str, stored: Stored, where: Path, dtypes: Iterable[str] = _FLOATS) -> Array:
+def supported(name: str, stored: Stored, where: Path, dtypes: Collection[str] = _FLOATS) -> Array:
     if stored.dtype not in dtypes:
-        known = ", ".join(sorted(dtypes))
-        raise PpsdError(f"{where}: tensor {name} has dtype {stored.dtype}; supported are {known}")
+        raise unfit(where, f"tensor {name}", f"of dtype {stored.dtype}", " or ".join(dtypes))
     return stored.data
 
 
@@ -305,21 +286,13 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
 def _readable(path: Path) -> Iterator[None]:
     """One clear line for whatever is wrong with a safetensors file."""
     try:
-        kind = path.stat().st_mode
-        if stat.S_ISDIR(kind):
-            raise PpsdError(f"{path} is a folder, not a safetensors file")
-        if not stat.S_ISREG(kind):  # to open a pipe would wait for ever
-            raise PpsdError(f"{path} is not a regular file: name a safetensors file")
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for ever
+            raise OSError("no regular file")
         yield
-    except PpsdError:
-        raise
     except FileNotFoundError:
         raise PpsdError(f"{path} does not exist") from None
-    except PermissionError:
-        raise PpsdError(f"{path} may not be read: change its permissions") from None
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        reason = one_line(error) or type(error).__name__
-        raise PpsdError(f"{path} is truncated or corrupt ({reason}); fetch the file again") from None
+        raise unfit(path, "it", f"not to be read ({one_line(error) or type(error).__name__})") from None
 
 
 def _is_plain(raw: Mapping[str, Any], stored: Mapping[str, Stored], shapes: Shapes, folder: Path) -> bool:
@@ -351,26 +324,19 @@ def _heads(config: LlamaConfig, tensors: dict[str, Stored]) -> LlamaConfig:
 
 def save(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
     """Write a (small) safetensors file whole or not at all; uint16 arrays are written as bfloat16."""
-    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished, end = path.with_name(path.name + ".unfinished"), 0
+    # The widest numbers first, so that all are aligned.
+    parts = dict(sorted(tensors.items(), key=lambda part: (-part[1].itemsize, part[0])))
+    table: dict[str, Any] = {"__metadata__": dict(metadata)}
+    for name, part in parts.items():
+        place = [end, end := end + part.nbytes]
+        table[name] = {"dtype": _CODES[part.dtype], "shape": list(part.shape), "data_offsets": place}
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8 bytes
+    data = [np.ascontiguousarray(part).tobytes() for part in parts.values()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The widest numbers first, so that all are aligned.
-        parts = dict(sorted(tensors.items(), key=lambda part: (-part[1].itemsize, part[0])))
-        header = {name: (_CODES[part.dtype], part.shape, part.nbytes) for name, part in parts.items()}
-        data = [np.ascontiguousarray(part).tobytes() for part in parts.values()]
-        unfinished.write_bytes(b"".join([_header_of(header, metadata), *data]))
+        unfinished.write_bytes(b"".join([len(text).to_bytes(8, "little"), text, *data]))
         unfinished.replace(path)
     except OSError as error:
         raise PpsdError(f"cannot write {path}: {error}") from None
-
-
-def _header_of(tensors: Mapping[str, tuple[str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
-    """Of a file with these tensors one after the other. tensors: dtype, shape and size in bytes of each."""
-    table: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name, (dtype, shape, size) in tensors.items():
-        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8 bytes
-    return len(text).to_bytes(8, "little") + text

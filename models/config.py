@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import PpsdError
-from .files import read_json_object, shown
+from .files import read_json_object, shown, unfit
 
 
 class Family(NamedTuple):
@@ -17,16 +17,21 @@ class Family(NamedTuple):
     fixed: dict[str, Any]  # what its modules in transformers have, whatever the file says
     qk_norm: bool = False
     output_bias: bool = True  # attention_bias speaks of the output's matrix, too
+    windows: str = (
+        "as said"  # which layers see a window alone: `never`, `all` where there is one, or what the file says
+    )
+    skips_rotation: bool = False  # some layers do not rotate, and these are those that see a window
     gguf: bool = True  # llama.cpp has the family under this name
     neighbours: bool = False  # there it rotates neighbours, where Hugging Face rotates halves
 
 
 FAMILIES = {
-    "llama": Family({"bos_token_id": 1, "eos_token_id": 2}, fixed={}, neighbours=True),
+    "llama": Family({"bos_token_id": 1, "eos_token_id": 2}, fixed={}, windows="never", neighbours=True),
     "mistral": Family(
         {"bos_token_id": 1, "eos_token_id": 2, "num_key_value_heads": 8, "sliding_window": 4096}
         | {"max_position_embeddings": 131072},
         fixed={"attention_bias": False, "mlp_bias": False},
+        windows="all",  # as transformers has it, whatever layer_types says
         gguf=False,  # it is llama there
     ),
     "qwen2": Family(
@@ -43,37 +48,30 @@ FAMILIES = {
         {"bos_token_id": 128000, "eos_token_id": 128001, "num_key_value_heads": 4, "rope_theta": 2000000.0}
         | {"tie_word_embeddings": True, "no_rope_layer_interval": 4, "max_position_embeddings": 32768},
         fixed={},
+        skips_rotation=True,
         neighbours=True,
     ),
 }
 
-# Far beyond every model there is, and little enough that a damaged file costs neither memory nor time.
-_MOST = {
-    "vocab_size": 1 << 24,
-    "hidden_size": 1 << 20,
-    "intermediate_size": 1 << 22,
-    "num_hidden_layers": 4096,
-    "num_attention_heads": 1 << 14,
-    "num_key_value_heads": 1 << 14,
-    "head_dim": 1 << 14,
-}
-_MOST_OF_OTHERS = (1 << 31) - 1
-
-# Beyond every model, too. So the rotary frequencies theta^(-2i/d) / factor stay between 1e-21 and 1: in float32 none of
-# them vanishes, and the angle at the last position is finite. The epsilon's square root is not zero in float32.
-_RANGES = {
+# The least and the most of each number; whole numbers where these are. Beyond every model there is, and little enough
+# that a damaged file costs neither memory nor time. The rotary frequencies theta^(-2i/d) / factor stay between 1e-21
+# and 1: in float32 none vanishes, and the angle at the last position is finite. Nor is the epsilon's square root 0.
+_RANGES: dict[str, tuple[float, float]] = {
+    "vocab_size": (1, 1 << 24),
+    "hidden_size": (1, 1 << 20),
+    "intermediate_size": (1, 1 << 22),
+    "num_hidden_layers": (1, 4096),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "head_dim"), (1, 1 << 14)),
+    "max_window_layers": (0, (1 << 31) - 1),
     "rope_theta": (1.0, 1e15),
     "rms_norm_eps": (1e-20, 1.0),
     "factor": (1.0, 1e6),
-    "low_freq_factor": (1e-3, 1e6),
-    "high_freq_factor": (1e-3, 1e6),
-    "attention_factor": (0.0, 1e6),
-    "beta_fast": (1e-6, 1e6),
-    "beta_slow": (1e-6, 1e6),
-    "mscale": (0.0, 1e6),
-    "mscale_all_dim": (0.0, 1e6),
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), (1e-3, 1e6)),
+    **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim"), (0.0, 1e6)),
+    **dict.fromkeys(("beta_fast", "beta_slow"), (1e-6, 1e6)),
+    **dict.fromkeys(("short_factor", "long_factor"), (1e-6, 1e9)),  # each of them
 }
-_LEAST_FACTOR, _MOST_FACTOR = 1e-6, 1e9  # of a frequency, as longrope lists them
+_OTHERS = (1, (1 << 31) - 1)
 
 
 @dataclass(frozen=True)
@@ -158,11 +156,9 @@ class LlamaConfig:
 
         Where neither names one, it is the family's as transformers has it. Ids outside the vocabulary are left out.
         """
-        raw = read_json_object(folder / "config.json")
-        generation = folder / "generation_config.json"
-        eos = _id_tuple(read_json_object(generation, missing_ok=True).get("eos_token_id"), generation)
+        raw, generation = read_json_object(folder / "config.json"), folder / "generation_config.json"
         config = cls.from_dict(raw, where=str(folder / "config.json"))
-        ids = [id for id in eos if 0 <= id < config.vocab_size]
+        ids = Reader(read_json_object(generation, missing_ok=True), generation).ids("eos_token_id", config.vocab_size)
         if ids and raw.get("eos_token_id") is not None:
             ids += config.eos_token_ids
         return replace(config, eos_token_ids=tuple(dict.fromkeys(ids))) if ids else config
@@ -173,115 +169,120 @@ class LlamaConfig:
         model_type = raw.get("model_type")
         family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
         if family is None:
-            known = ", ".join(FAMILIES)
-            raise PpsdError(f"{where}: model_type {shown(model_type)} is not supported; supported are {known}")
-        raw = {**family.usual, **raw, **family.fixed}
-        read = Reader(raw, where)
-        _refuse_unsupported(raw, where)
+            raise unfit(where, "model_type", shown(model_type), ", ".join(FAMILIES))
+        read = Reader({**family.usual, **raw, **family.fixed}, where)
+        read.refuse("hidden_act", None, "silu", "swish")
+        for key in ("num_experts", "num_local_experts"):
+            read.refuse(key, None, 0)  # mixtures of experts
 
-        hidden_size = read.integer("hidden_size")
-        heads = read.integer("num_attention_heads")
-        layers = read.integer("num_hidden_layers")
-        head_dim = read.integer("head_dim", hidden_size // heads)
-        vocab_size = read.integer("vocab_size")
-        bias = read.boolean("attention_bias", False)
-        scaling = _rope_scaling(raw, read, head_dim)
-        config = cls(
+        hidden_size, heads = read.number("hidden_size"), read.number("num_attention_heads")
+        layers, vocab_size = read.number("num_hidden_layers"), read.number("vocab_size")
+        kv_heads, head_dim = read.number("num_key_value_heads", heads), read.number("head_dim", hidden_size // heads)
+        if heads % kv_heads:
+            raise read.bad("num_key_value_heads", f"a divisor of the {heads} heads", kv_heads)
+        if head_dim % 2:
+            raise read.bad("head_dim", "an even number, as rotary embedding needs pairs", head_dim)
+        bias, scaling = read.boolean("attention_bias"), _rope_scaling(read, head_dim)
+        return cls(
             vocab_size=vocab_size,
             hidden_size=hidden_size,
-            intermediate_size=read.integer("intermediate_size"),
+            intermediate_size=read.number("intermediate_size"),
             num_hidden_layers=layers,
             num_attention_heads=heads,
-            num_key_value_heads=read.integer("num_key_value_heads", heads),
+            num_key_value_heads=kv_heads,
             head_dim=head_dim,
-            max_position_embeddings=_context(read.integer("max_position_embeddings", 2048), scaling),
+            max_position_embeddings=_context(read.number("max_position_embeddings", 2048), scaling),
             rms_norm_eps=read.number("rms_norm_eps", 1e-6),
-            rope_theta=_rope_section(raw, read).number("rope_theta", read.number("rope_theta", 10000.0)),
+            rope_theta=_rope_section(read).number("rope_theta", read.number("rope_theta", 10000.0)),
             rope_scaling=scaling,
-            tie_word_embeddings=read.boolean("tie_word_embeddings", False),
+            tie_word_embeddings=read.boolean("tie_word_embeddings"),
             attention_bias=bias,
             attention_output_bias=bias and family.output_bias,
-            mlp_bias=read.boolean("mlp_bias", False),
+            mlp_bias=read.boolean("mlp_bias"),
             qk_norm=family.qk_norm,
-            layer_attention=_layer_attention(raw, read, layers),
-            bos_token_id=next(iter(_known_ids(raw, "bos_token_id", where, vocab_size)), None),
-            eos_token_ids=_known_ids(raw, "eos_token_id", where, vocab_size),
+            layer_attention=_layer_attention(family, read, layers),
+            bos_token_id=next(iter(read.ids("bos_token_id", vocab_size)), None),
+            eos_token_ids=read.ids("eos_token_id", vocab_size),
         )
-        if heads % config.num_key_value_heads:
-            raise read.bad("num_key_value_heads", f"a divisor of the {heads} heads", config.num_key_value_heads)
-        if config.head_dim % 2:
-            raise read.bad("head_dim", "even, as rotary embedding needs pairs", config.head_dim)
-        return config
 
 
 class Reader:
     """Typed look-ups in a JSON object; a wrong type is one clear line, never a failure further on."""
 
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
+    def __init__(self, raw: Mapping[str, Any], where: object) -> None:
         self.raw, self.where = raw, where
 
-    def bad(self, key: str, what: str, value: Any) -> PpsdError:
-        return PpsdError(f"{self.where}: {key} must be {what}, not {shown(value)}")
+    def bad(self, key: str, wanted: str, value: Any) -> PpsdError:
+        return unfit(self.where, key, "missing" if value is None else shown(value), wanted)
 
-    def _value(self, key: str, default: Any) -> Any:
+    def refuse(self, key: str, *neutral: object) -> None:
+        """Raises PpsdError where the file says anything but these: it would change the arithmetic."""
+        if self.raw.get(key) not in neutral:
+            raise self.bad(key, " or ".join(map(str, neutral[1:])), self.raw[key])
+
+    def number(self, key: str, default: float | None = None) -> Any:
+        """Within its range: an int or a float, as that has it."""
+        least, most = _RANGES.get(key, _OTHERS)
+        value: Any = default if self.raw.get(key) is None else self.raw[key]
+        if not _is_number(value, least, most):
+            kind = "whole number" if isinstance(least, int) else "number"
+            raise self.bad(key, f"a {kind} from {least:.10g} to {most:.10g}", value)
+        return value if isinstance(least, int) else float(value)
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        values, (least, most) = self.raw.get(key), _RANGES[key]
+        if not isinstance(values, list) or len(values) != count or not all(_is_number(v, least, most) for v in values):
+            raise self.bad(key, f"a list of {count} numbers from {least:g} to {most:g}", values)
+        return tuple(map(float, values))
+
+    def boolean(self, key: str, default: bool = False) -> bool:
         value = self.raw.get(key)
-        if value is None:
-            if default is None:
-                raise PpsdError(f"{self.where}: {key} is missing")
-            return default
-        return value
-
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        value, most = self._value(key, default), _MOST.get(key, _MOST_OF_OTHERS)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.bad(key, f"a whole number from {least} to {most}", value)
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value, (least, most) = self._value(key, default), _RANGES[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-            raise self.bad(key, f"a number from {least:g} to {most:g}", value)
-        return float(value)
-
-    def boolean(self, key: str, default: bool) -> bool:
-        value = self._value(key, default)
-        if not isinstance(value, bool):
+        if not isinstance(value, bool | None):
             raise self.bad(key, "true or false", value)
-        return value
+        return default if value is None else value
+
+    def ids(self, key: str, vocabulary: int) -> tuple[int, ...]:
+        """One or several, without those outside the vocabulary, such as -1 for none, which can never come up."""
+        value = self.raw.get(key)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(type(id) is int for id in ids):
+            raise self.bad(key, "a token id or a list of them", value)
+        return tuple(id for id in ids if 0 <= id < vocabulary)
 
 
-def _rope_section(raw: Mapping[str, Any], read: Reader) -> Reader:
+def _is_number(value: Any, least: float, most: float) -> bool:
+    return (type(value) is int or (type(value) is float and isinstance(least, float))) and bool(least <= value <= most)
+
+
+def _rope_section(read: Reader) -> Reader:
     """The object that holds the rotary settings. `rope_scaling` wins over `rope_parameters`, the newer name: people add
     the former by hand to files that have the latter, and transformers reads them so."""
-    name = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
-    section = raw.get(name) or {}
-    if not isinstance(section, dict):
-        raise read.bad(name, "an object", section)
+    name = "rope_scaling" if read.raw.get("rope_scaling") else "rope_parameters"
+    section = read.raw.get(name) or {}
+    if not isinstance(section, dict) or any(isinstance(value, dict) for value in section.values()):
+        raise read.bad(name, "an object without objects in it", section)
     return Reader(section, f"{read.where}: {name}")
 
 
-def _rope_scaling(raw: Mapping[str, Any], read: Reader, head_dim: int) -> RopeScaling | None:
-    section = _rope_section(raw, read)
-    nested = next((key for key, value in section.raw.items() if isinstance(value, dict)), None)
-    if nested is not None:
-        raise PpsdError(f"{section.where}: settings of their own for {shown(nested)} are not supported")
+def _rope_scaling(read: Reader, head_dim: int) -> RopeScaling | None:
+    section = _rope_section(read)
     kind = section.raw.get("rope_type", section.raw.get("type", "default"))
     if kind == "default":  # transformers' modules of these families rotate whole heads then, whatever the file says
         return None
-    if (partial := section.raw.get("partial_rotary_factor", raw.get("partial_rotary_factor"))) not in (None, 1):
-        raise PpsdError(f"{section.where}: partial_rotary_factor = {shown(partial)} is not supported")
-    context = read.integer("max_position_embeddings", 2048)
+    for each in (section, read):
+        each.refuse("partial_rotary_factor", None, 1)
+    context = read.number("max_position_embeddings", 2048)
     if kind == "linear":
         return RopeScaling(kind, section.number("factor"))
     if kind == "dynamic":
         return RopeScaling(kind, section.number("factor"), original_max_position_embeddings=context)
     # transformers takes the outer number where there are two, and the context's length where there is none.
-    inner = section.integer("original_max_position_embeddings", context)
-    original = read.integer("original_max_position_embeddings", inner)
+    inner = section.number("original_max_position_embeddings", context)
+    original = read.number("original_max_position_embeddings", inner)
     if kind == "llama3":
         factor, low, high = (section.number(f"{name}factor") for name in ("", "low_freq_", "high_freq_"))
         if high <= low:
-            raise PpsdError(f"{section.where}: high_freq_factor must be above low_freq_factor")
+            raise section.bad("high_freq_factor", f"a number above low_freq_factor, {low:g}", high)
         return RopeScaling(kind, factor, low, high, original)
     factor = section.number("factor", max(context / original, 1.0))
     if kind == "yarn":
@@ -301,11 +302,10 @@ def _rope_scaling(raw: Mapping[str, Any], read: Reader, head_dim: int) -> RopeSc
             factor,
             original_max_position_embeddings=original,
             attention_factor=section.number("attention_factor", usual),
-            short_factor=_factors(section, "short_factor", head_dim // 2),
-            long_factor=_factors(section, "long_factor", head_dim // 2),
+            short_factor=section.numbers("short_factor", head_dim // 2),
+            long_factor=section.numbers("long_factor", head_dim // 2),
         )
-    known = "default, linear, dynamic, llama3, yarn and longrope"
-    raise PpsdError(f"{section.where}: type {shown(kind)} is not supported; supported are {known}")
+    raise section.bad("type", "default, linear, dynamic, llama3, yarn or longrope", kind)
 
 
 def _context(stated: int, scaling: RopeScaling | None) -> int:
@@ -325,23 +325,11 @@ def _yarn_attention_factor(section: Reader, factor: float) -> float:
     return scale(above) / scale(below) if above and below else scale(1.0)
 
 
-def _factors(section: Reader, key: str, count: int) -> tuple[float, ...]:
-    values = section.raw.get(key)
-    numbers = values if isinstance(values, list) else []
-    good = (
-        isinstance(value, int | float) and not isinstance(value, bool) and _LEAST_FACTOR <= value <= _MOST_FACTOR
-        for value in numbers
-    )
-    if len(numbers) != count or not all(good):
-        raise section.bad(key, f"a list of {count} numbers from {_LEAST_FACTOR:g} to {_MOST_FACTOR:g}", values)
-    return tuple(map(float, numbers))
-
-
-def _layer_attention(raw: Mapping[str, Any], read: Reader, layers: int) -> tuple[LayerAttention, ...]:
+def _layer_attention(family: Family, read: Reader, layers: int) -> tuple[LayerAttention, ...]:
     """Of each layer; empty where all are plain."""
-    rotary = _rotary_layers(raw, read, layers)
-    sliding = _sliding_layers(raw, read, rotary)
-    window = read.integer("sliding_window") if any(sliding) else None
+    rotary = _rotary_layers(read, layers) if family.skips_rotation else [True] * layers
+    sliding = _sliding_layers(family, read, rotary)
+    window = read.number("sliding_window") if any(sliding) else None
     if all(rotary) and window is None:
         return ()
     return tuple(
@@ -349,59 +337,31 @@ def _layer_attention(raw: Mapping[str, Any], read: Reader, layers: int) -> tuple
     )
 
 
-def _rotary_layers(raw: Mapping[str, Any], read: Reader, layers: int) -> list[bool]:
-    """Which layers rotate: SmolLM3 files say so layer by layer (1 or 0), or leave out every fourth one."""
-    if raw["model_type"] != "smollm3":
-        return [True] * layers
-    listed = raw.get("no_rope_layers")
+def _rotary_layers(read: Reader, layers: int) -> list[bool]:
+    """Which layers rotate: files say so layer by layer (1 or 0), or leave out every fourth one."""
+    listed = read.raw.get("no_rope_layers")
     if listed is None:
-        interval = read.integer("no_rope_layer_interval")
+        interval = read.number("no_rope_layer_interval")
         return [(layer + 1) % interval != 0 for layer in range(layers)]
     if not isinstance(listed, list) or len(listed) < layers or any(rotates not in (0, 1) for rotates in listed):
         raise read.bad("no_rope_layers", f"a list of 0 and 1 for each of the {layers} layers", listed)
     return [bool(rotates) for rotates in listed[:layers]]
 
 
-def _sliding_layers(raw: Mapping[str, Any], read: Reader, rotary: list[bool]) -> list[bool]:
+def _sliding_layers(family: Family, read: Reader, rotary: list[bool]) -> list[bool]:
     """Which layers see a window of `sliding_window` positions alone."""
-    layers, family = len(rotary), raw["model_type"]
-    if family == "llama":  # transformers reads neither key
-        return [False] * layers
-    if family == "mistral":  # all, as transformers has it, whatever layer_types says
-        return [raw.get("sliding_window") is not None] * layers
-    in_use = read.boolean("use_sliding_window", False) and raw.get("sliding_window") is not None
-    types = raw.get("layer_types")
+    layers, there = len(rotary), read.raw.get("sliding_window") is not None
+    if family.windows != "as said":
+        return [there and family.windows == "all"] * layers
+    in_use, types = read.boolean("use_sliding_window") and there, read.raw.get("layer_types")
     if types is not None:
-        known = ("full_attention", "sliding_attention")
+        known = ("full_attention", "sliding_attention")[: 1 + in_use]
         if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
             raise read.bad("layer_types", f"a list of {' or '.join(known)} for each of the {layers} layers", types)
-        if not in_use and "sliding_attention" in types:
-            raise PpsdError(f"{read.where}: layer_types has sliding_attention, but no sliding_window is in use")
         return [kind == "sliding_attention" for kind in types]
     if not in_use:
         return [False] * layers
-    if family == "smollm3":
+    if family.skips_rotation:
         return [not rotates for rotates in rotary]
-    first = read.integer("max_window_layers", 28, least=0)
+    first = read.number("max_window_layers", 28)
     return [layer >= first for layer in range(layers)]
-
-
-def _refuse_unsupported(raw: Mapping[str, Any], where: str) -> None:
-    """Settings that would change the arithmetic, and that this runtime does not compute."""
-    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise PpsdError(f"{where}: hidden_act = {shown(raw['hidden_act'])} is not supported")
-    for key in ("num_experts", "num_local_experts"):
-        if raw.get(key):
-            raise PpsdError(f"{where}: {key} = {shown(raw[key])}: mixtures of experts are not supported")
-
-
-def _id_tuple(value: Any, where: object) -> tuple[int, ...]:
-    ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise PpsdError(f"{where}: a token id must be an integer or a list of integers, not {shown(value)}")
-    return tuple(ids)
-
-
-def _known_ids(raw: Mapping[str, Any], key: str, where: str, vocabulary: int) -> tuple[int, ...]:
-    """Those inside the vocabulary: the others, such as -1 for none, can never come up."""
-    return tuple(id for id in _id_tuple(raw.get(key), where) if 0 <= id < vocabulary)

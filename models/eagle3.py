@@ -27,15 +27,14 @@ import numpy.typing as npt
 
 from ..errors import PpsdError
 from ..extras import need
-from .checkpoint import Checkpoint, read_folder
+from .checkpoint import Checkpoint, read_folder, supported
 from .config import LlamaConfig, Reader
-from .files import one_line, read_json_object, shown
+from .files import one_line, read_json_object, shown, unfit
 from .head_file import EAGLE3, HeadFile, HeadInfo, check_draft_ids
 from .shapes import Shapes, check_shapes, layer_shapes
-from .stored import Array, Stored
+from .stored import Stored
 
 TORCH_FILE = "pytorch_model.bin"  # what SafeAILab's heads were first published as
-_FLOATS = ("F32", "F16", "BF16")
 _BYTES = {"I64": 8, "I32": 4}  # of a value of t2d that is no byte
 _UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # for training, or what `d2t` says the other way
 
@@ -84,13 +83,11 @@ class Eagle3File(HeadFile):
         stored = _names(_read(folder))
         eagle = _config(raw, stored, model, where)
         _check_name(raw, model, folder)
-        if "lm_head.weight" not in stored:
-            raise PpsdError(f"{folder}: tensor lm_head.weight is missing: an EAGLE-3 head has an LM head of its own")
-        draft = len(stored["lm_head.weight"].data)
+        draft = len(stored["lm_head.weight"].data) if "lm_head.weight" in stored else 0
         ids, order = _draft_ids(raw, stored, draft, model, folder)
         used = {name: tensor for name, tensor in stored.items() if name not in (*_UNUSED, "d2t")}
-        tensors = {name: _float(name, tensor, folder) for name, tensor in used.items()}
-        check_shapes(tensors, head_shapes(eagle, draft), str(folder))
+        tensors = {name: supported(name, tensor, folder) for name, tensor in used.items()}
+        check_shapes(tensors, head_shapes(eagle, draft), folder)
         if order is not None:
             tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
         recipe = {"folder": folder.name, "taps": list(eagle.taps)}
@@ -120,12 +117,11 @@ def head_shapes(eagle: Eagle3Config, draft_vocabulary: int) -> Shapes:
 
 
 def _config(raw: Mapping[str, Any], stored: Mapping[str, Stored], model: Checkpoint, where: str) -> Eagle3Config:
-    kind = raw.get("speculators_model_type", EAGLE3)
-    if kind != EAGLE3:
-        raise PpsdError(f"{where}: a draft model of type {shown(kind)} is not supported; heads of type eagle3 are")
     own = raw.get("transformer_layer_config", raw)
+    if (kind := raw.get("speculators_model_type", EAGLE3)) != EAGLE3:
+        raise unfit(where, "speculators_model_type", shown(kind), EAGLE3)
     if not isinstance(own, dict):
-        raise PpsdError(f"{where}: transformer_layer_config must be an object, not {shown(own)}")
+        raise unfit(where, "transformer_layer_config", shown(own), "an object")
     if own is not raw:
         own = {**_ALL_DEFAULTS, **_DEFAULTS.get(str(own.get("model_type", "qwen3")), {}), "model_type": "qwen3", **own}
     layer = LlamaConfig.from_dict({"model_type": "llama", **own, "tie_word_embeddings": False}, where)
@@ -141,12 +137,10 @@ def _config(raw: Mapping[str, Any], stored: Mapping[str, Stored], model: Checkpo
         mlp_bias=layer.mlp_bias or has("mlp.down_proj.bias"),
         qk_norm=layer.qk_norm or has("self_attn.q_norm.weight"),
     )
-    flags = {
-        name: Reader(raw, where).boolean(name, False)
-        for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    }
+    read, names = Reader(raw, where), ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    flags = {name: read.boolean(name) for name in names}
     if flags["norm_before_fc"] and flags["fc_norm"]:
-        raise PpsdError(f"{where}: norm_before_fc and fc_norm exclude each other")
+        raise read.bad("fc_norm", "false beside norm_before_fc", True)
     return Eagle3Config(
         layer, _taps(raw, model, where), **flags, fc_bias=has("fc.bias"), own_embedding="embed_tokens.weight" in stored
     )
@@ -154,17 +148,14 @@ def _config(raw: Mapping[str, Any], stored: Mapping[str, Stored], model: Checkpo
 
 def _check_sizes(raw: Mapping[str, Any], layer: LlamaConfig, model: Checkpoint, where: str) -> None:
     """Raises PpsdError for a head of another model."""
-    target = raw.get("target_hidden_size")
+    hidden, target = model.config.hidden_size, raw.get("target_hidden_size")
     for what, mine, models in (
-        ("hidden size", layer.hidden_size, model.config.hidden_size),
-        ("hidden size of its model", layer.hidden_size if target is None else target, model.config.hidden_size),
-        ("vocabulary", layer.vocab_size, model.config.vocab_size),
+        ("hidden_size", layer.hidden_size, hidden),
+        ("target_hidden_size", hidden if target is None else target, hidden),
+        ("vocab_size", layer.vocab_size, model.config.vocab_size),
     ):
         if mine != models:
-            raise PpsdError(
-                f"{where}: the head's {what} is {shown(mine)}, that of {model.name} is {models}: it was trained for "
-                "another model"
-            )
+            raise unfit(where, what, shown(mine), f"that of {model.name}, {models},")
 
 
 def _taps(raw: Mapping[str, Any], model: Checkpoint, where: str) -> tuple[int, ...]:
@@ -177,15 +168,13 @@ def _taps(raw: Mapping[str, Any], model: Checkpoint, where: str) -> tuple[int, .
     nested = raw.get("eagle_config")
     nested = nested if isinstance(nested, dict) else {}
     if nested.get("use_aux_hidden_state", True) is False:
-        raise PpsdError(f"{where}: a head that reads the last hidden state alone (EAGLE-2) is not supported")
+        raise unfit(where, "use_aux_hidden_state", "false, as of EAGLE-2", "true")
     ids, after = (raw[key], 0) if raw.get(key) is not None else (nested.get(key), 1)
     if ids is None:
         ids, after = [2, layers // 2, layers - 3], 0
     good = isinstance(ids, list) and ids and all(type(id) is int and 0 <= id + after <= layers for id in ids)
     if not good:
-        raise PpsdError(
-            f"{where}: {key} must be a list of layers of {model.name}, which has {layers}, not {shown(ids)}"
-        )
+        raise unfit(where, key, shown(ids), f"a list of layers of {model.name}, which has {layers},")
     return tuple(id + after for id in ids)
 
 
@@ -224,18 +213,12 @@ def _read(folder: Path) -> dict[str, Stored]:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return {name: Stored(to_numpy(tensor), names[tensor.dtype]) for name, tensor in loaded.items()}
     except Exception as error:  # of torch, of pickle, of the disk
-        raise PpsdError(f"{path} is truncated or corrupt ({one_line(error)}); fetch the file again") from None
+        raise unfit(path, "it", f"not to be read ({one_line(error)})") from None
 
 
 def _names(stored: Mapping[str, Stored]) -> dict[str, Stored]:
     """As of the layout `speculators`."""
     return {re.sub(r"^midlayer\.", "layers.0.", name.removeprefix("model.")): each for name, each in stored.items()}
-
-
-def _float(name: str, stored: Stored, where: Path) -> Array:
-    if stored.dtype not in _FLOATS:
-        raise PpsdError(f"{where}: tensor {name} has dtype {stored.dtype}; supported are {', '.join(_FLOATS)}")
-    return stored.data
 
 
 def _draft_ids(
@@ -245,29 +228,24 @@ def _draft_ids(
 
     None: the whole vocabulary.
     """
-    vocabulary = model.config.vocab_size
+    vocabulary, stated = model.config.vocab_size, raw.get("draft_vocab_size") or model.config.vocab_size
     t2d = stored.get("t2d")
     if t2d is not None and t2d.data.nbytes != vocabulary * _BYTES.get(t2d.dtype, 1):
-        raise PpsdError(
-            f"{folder}: tensor t2d speaks of another vocabulary than that of {model.name}, {vocabulary} ids"
-        )
-    stated = raw.get("draft_vocab_size") or vocabulary
+        raise unfit(folder, "tensor t2d", f"of {t2d.data.nbytes} bytes", f"one for each of {vocabulary} ids")
     if stated != draft:
-        raise PpsdError(f"{folder}: config.json has draft_vocab_size {shown(stated)}, the LM head has {draft} rows")
-    if "d2t" not in stored:
-        if draft != vocabulary:
-            raise PpsdError(f"{folder}: tensor d2t is missing: nothing says which {draft} ids the head drafts")
+        raise unfit(folder, "tensor lm_head.weight", f"of {draft} rows", f"draft_vocab_size, {shown(stated)},")
+    if "d2t" not in stored and draft == vocabulary:
         return None, None
-    kind, data = stored["d2t"].dtype, stored["d2t"].data
-    if kind not in ("I64", "I32"):
-        raise PpsdError(f"{folder}: tensor d2t has dtype {kind}; supported are I32, I64")
+    data, kind = stored["d2t"] if "d2t" in stored else (np.zeros(0), "none")
+    if kind not in _BYTES or data.nbytes != draft * _BYTES[kind]:
+        raise unfit(
+            folder, "tensor d2t", f"of {data.nbytes} bytes, dtype {kind}", f"I64 or I32 for each of {draft} ids"
+        )
     offsets = data.reshape(-1).view(np.int64 if kind == "I64" else np.int32).astype(np.int64)
-    if len(offsets) != draft:
-        raise PpsdError(f"{folder}: tensor d2t has {len(offsets)} ids, the LM head {draft} rows")
     ids = offsets + np.arange(draft)
     order = np.argsort(ids, kind="stable")
     try:
         checked = check_draft_ids(ids.tolist(), model.config)
     except PpsdError as error:
-        raise PpsdError(f"{folder}: tensor d2t is damaged ({error}); fetch the head again") from None
+        raise unfit(folder, "tensor d2t", f"damaged ({error})") from None
     return checked, None if (order == np.arange(draft)).all() else order

@@ -149,8 +149,17 @@ class ExitHead(nn.Module):
         self._lm_head: list[Linear] = []  # in a list because it is the model's: not a submodule, not saved, not trained
 
     @classmethod
-    def from_model(cls, model: LlamaForCausalLM, info: HeadInfo, draft_ids: Sequence[int] | None = None) -> "ExitHead":
-        """A head before training: its body starts as (part of) the model's last layers, its norm as the final norm."""
+    def from_model(
+        cls,
+        model: LlamaForCausalLM,
+        info: HeadInfo,
+        draft_ids: Sequence[int] | None = None,
+        begin: HeadFile | None = None,
+    ) -> "ExitHead":
+        """A head before training: its body starts as (part of) the model's last layers, its norm as the final norm.
+
+        begin: or as this head (`begin_as`).
+        """
         head = cls(model.config, info)
         norm = model.model.norm.weight
         for number, layer in enumerate(head.layers):
@@ -172,7 +181,10 @@ class ExitHead(nn.Module):
             head.tap.norm.weight.zero_()  # which says that it has not been measured
             head.tap.norm.bias.zero_()
         head.norm.load_state_dict({"weight": norm})
-        return head._share(model, draft_ids)
+        head._share(model, draft_ids)
+        if begin is not None:
+            head.begin_as(begin)
+        return head
 
     def begin_as(self, file: HeadFile) -> None:
         """Before training: take over another head's tensors, which must fit (HeadFile.check_grows).

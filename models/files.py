@@ -64,6 +64,13 @@ def shown(value: object) -> str:
     return one_line(repr(value))
 
 
+def unfit(file: object, place: str, found: object, wanted: object = "") -> PpsdError:
+    """The one sentence for what cannot be used of a file. place: the tensor, the key or the offset in it."""
+    expected = f", where {wanted} is needed" if str(wanted) else ""
+    why = "the file is damaged, another model's or not supported; fetch or mend it"
+    return PpsdError(f"{file}: {place} is {one_line(found)}{expected}: {why}")
+
+
 def read_bytes(path: AnyFile, most: int = _MOST_BYTES, *, pipe_ok: bool = False) -> bytes:
     """The content of a regular file of at most `most` bytes; with `pipe_ok` also of a pipe or a device.
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import PpsdError
+from .files import unfit
 
 
 class Kind(IntEnum):
@@ -48,9 +49,7 @@ _LARGEST_FLOAT32 = 3.4028234663852886e38
 _SCALARS = ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", None, None, "<u8", "<i8", "<f8")
 _STRING, _ARRAY = 8, 9
 
-# Beyond what any published file has, and little enough that a damaged count costs seconds at most.
-_MOST_KEYS, _MOST_TENSORS, _MOST_STRINGS = 1 << 16, 1 << 16, 1 << 22
-_MOST_PARTS = 10_000
+_MOST = 1 << 22  # items, beyond what any published file has: a damaged count costs seconds
 _PART = re.compile(r"(.+-)(\d{5})(-of-)(\d{5})(\.gguf)", re.IGNORECASE | re.ASCII)
 
 
@@ -80,58 +79,47 @@ class GgufFile:
     values: dict[str, Any]
     tensors: dict[str, GgufTensor]
 
-    def bad(self, problem: str) -> PpsdError:
-        return PpsdError(f"{self.path}: {problem}")
+    def bad(self, place: str, found: object, wanted: object = "") -> PpsdError:
+        return unfit(self.path, place, found, wanted)
 
-    def value(self, key: str, default: Any, *kinds: type) -> Any:
-        """Of one of these types. default: None: there has to be one."""
+    def get(self, key: str, kind: type, default: Any = None) -> Any:
+        """What the metadata says, of this type; float takes whole numbers too. default: None: it has to be there."""
         value = self.values.get(key, default)
         if value is None:
-            raise self.bad(f"the metadata lacks {key}; convert the model again with a current llama.cpp")
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise self.bad(f"the metadata {key} is of the wrong type ({type(value).__name__})")
+            raise self.bad(key, "missing")
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise self.bad(key, f"of the type {type(value).__name__}", kind.__name__)
         return value
-
-    def scalar(self, key: str, default: Any) -> Any:
-        return self.value(key, default, int, float, bool)
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive number. An array stands for its number where it says the same for every layer."""
-        value = self.value(key, default, int, np.ndarray)
-        if isinstance(value, np.ndarray):
-            if len(value) == 0 or value.dtype.kind not in "iu" or (value != value[0]).any():
-                raise self.bad(f"{key} differs from layer to layer, which is not supported")
+        value = self.values.get(key, default)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and len(set(value.tolist())) == 1:
             value = int(value[0])
-        if not 1 <= value < 2**31:
-            raise self.bad(f"the metadata {key} = {value} is out of range")
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise self.bad(key, "missing" if value is None else value, "a positive number, of all layers the same")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A positive number, as the shortest decimal that rounds to the same float32: 1e-05, not 9.99999974e-06."""
-        value = self.value(key, default, int, float)
-        if not 0 < value <= _LARGEST_FLOAT32:
-            raise self.bad(f"the metadata {key} = {value} is not a positive number")
+    def number(self, key: str, default: float | None = None, unknown: bool = False) -> float:
+        """A positive number, as the shortest decimal that rounds to the same float32: 1e-05, not 9.99999974e-06.
+
+        unknown: or 0, which stands for that.
+        """
+        value = self.get(key, float, default)
+        if not (0 < value <= _LARGEST_FLOAT32 or (unknown and value == 0)):
+            raise self.bad(key, value, "a positive number")
         return float(str(np.float32(value)))
-
-    def at_least_0(self, key: str, default: float) -> float:
-        """The same, or 0, which stands for `unknown`."""
-        return 0.0 if self.scalar(key, default) == 0 else self.number(key, default)
-
-    def text(self, key: str, default: str | None = None) -> str:
-        return self.value(key, default, str)
 
     def numbers(self, key: str, count: int) -> NDArray[Any]:
         """One finite number for each of `count` tokens."""
-        value = self.value(key, None, np.ndarray)
-        if len(value) != count:
-            raise self.bad(f"{key} has {len(value)} entries for {count} tokens")
-        if not np.isfinite(value).all():
-            raise self.bad(f"{key} holds NaN or infinite values: the file is damaged; fetch it again")
+        value = self.get(key, np.ndarray)
+        if len(value) != count or not np.isfinite(value).all():
+            raise self.bad(key, f"{len(value)} numbers or NaN", f"a finite one for each of {count} tokens")
         return value
 
     def token_id(self, key: str, vocabulary: int, default: int | None = None) -> int | None:
         """None, or the default, where the file names no token of the vocabulary: 2^32 - 1 is a way to say none."""
-        value = self.value(key, -1, int)
+        value = self.get(key, int, -1)
         if 0 <= value < vocabulary:
             return value
         return default if default is not None and default < vocabulary else None
@@ -143,16 +131,12 @@ class _Cursor:
     def __init__(self, data: mmap.mmap, path: Path) -> None:
         self.data, self.path, self.at = data, path, 0
 
-    def damaged(self, problem: str) -> PpsdError:
-        """The one sentence for all that no writer of GGUF would write."""
-        return PpsdError(f"{self.path}: damaged near byte {self.at}, {problem}: fetch the file again")
-
-    def need(self, good: bool, problem: str) -> None:
+    def need(self, good: bool, what: str = "not what a writer of GGUF writes") -> None:
         if not good:
-            raise self.damaged(problem)
+            raise unfit(self.path, f"byte {self.at}", what)
 
     def take(self, count: int) -> bytes:
-        self.need(count <= len(self.data) - self.at, "it ends inside its metadata")
+        self.need(count <= len(self.data) - self.at, "followed by too little")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -162,11 +146,10 @@ class _Cursor:
     def u64(self) -> int:
         return struct.unpack("<Q", self.take(8))[0]
 
-    def count(self, smallest: int, most: int | None = None) -> int:
+    def count(self, smallest: int) -> int:
         """How many items follow, each of at least `smallest` bytes."""
         count = self.u64()
-        fits = count * smallest <= len(self.data) - self.at and (most is None or count <= most)
-        self.need(fits, f"the metadata announces {count} items")
+        self.need(count * smallest <= len(self.data) - self.at and (smallest == 1 or count <= _MOST))
         return count
 
     def text(self) -> str:
@@ -175,7 +158,7 @@ class _Cursor:
     def texts(self) -> list[str]:
         """An array of strings: a vocabulary has 100,000, so this loop calls nothing of ours."""
         data, length = self.data, struct.Struct("<Q").unpack_from
-        count = self.count(8, _MOST_STRINGS)
+        count = self.count(8)
         begin, texts = self.at, []
         for _ in range(count):
             stop = begin + 8 + length(data, begin)[0]
@@ -195,7 +178,7 @@ class _Cursor:
         return self._numbers(kind, 1)[0].item()
 
     def _numbers(self, kind: int, count: int) -> NDArray[Any]:
-        self.need(kind < len(_SCALARS) and _SCALARS[kind] is not None, f"a value has the unknown type {kind}")
+        self.need(kind < len(_SCALARS) and _SCALARS[kind] is not None)
         dtype = np.dtype(_SCALARS[kind])
         return np.frombuffer(self.take(count * dtype.itemsize), dtype)
 
@@ -206,108 +189,86 @@ def read_gguf(path: Path) -> GgufFile:
     A model may be split over NAME-00001-of-00003.gguf and so on: any part stands for all, which lie in one folder.
     """
     part = _read_file(path)
-    count = part.value("split.count", 1, int)
+    count = part.get("split.count", int, 1)
     if count in (0, 1):
         return part
-    parts = [part if found == path else _read_file(found) for found in _parts_of(part, count)]
-    tensors: dict[str, GgufTensor] = {}
+    parts = [part if found == path else _read_file(found) for found in _parts_of(path, count)]
+    tensors = {name: tensor for other in parts for name, tensor in other.tensors.items()}
     for number, other in enumerate(parts):
-        if (other.value("split.no", -1, int), other.value("split.count", 0, int)) != (number, count):
-            raise other.bad(f"this is not part {number + 1} of {count}, as its name says; fetch it again")
-        for name, tensor in other.tensors.items():
-            if name in tensors:
-                raise other.bad(f"the tensor {name!r} is in {tensors[name].path.name}, too; fetch the parts again")
-            tensors[name] = tensor
-    announced = parts[0].value("split.tensors.count", len(tensors), int)
-    if announced != len(tensors):
-        raise parts[0].bad(f"{announced} tensors are announced, but the parts have {len(tensors)}; fetch them again")
+        if other.values.get("split.no") != number:
+            raise other.bad("split.no", other.values.get("split.no"), number)
+    have = sum(len(other.tensors) for other in parts)
+    announced = parts[0].get("split.tensors.count", int, have)
+    if not len(tensors) == have == announced:
+        raise parts[0].bad("split.tensors.count", announced, f"what the parts have, {len(tensors)} of {have},")
     return GgufFile(parts[0].path, parts[0].values, tensors)
 
 
-def _parts_of(part: GgufFile, count: int) -> list[Path]:
+def _parts_of(path: Path, count: int) -> list[Path]:
     """All parts, in order. Raises PpsdError where one is not there."""
-    match = _PART.fullmatch(part.path.name)
-    if not match or not 2 <= count <= _MOST_PARTS or int(match[4]) != count:
-        raise part.bad(
-            f"this is one of the {count} parts of a split model, which must be called NAME-00001-of-{count:05}.gguf"
-        )
+    match = _PART.fullmatch(path.name)
+    if not match or int(match[4]) != count:
+        raise unfit(path, "its name", path.name, f"for a part of this split model NAME-00001-of-{count:05}.gguf")
     before, _, *after = match.groups()
-    paths = [part.path.with_name(f"{before}{number:05}{''.join(after)}") for number in range(1, count + 1)]
-    for path in paths:
-        if not path.is_file():
-            raise part.bad(f"the part {path.name} of this split model is missing beside it; fetch all {count} parts")
+    paths = [path.with_name(f"{before}{number:05}{''.join(after)}") for number in range(1, count + 1)]
+    for other in paths:
+        if not other.is_file():
+            raise unfit(path, f"the part {other.name} beside it", "missing")
     return paths
 
 
 def _read_file(path: Path) -> GgufFile:
-    if not path.is_file():
-        raise PpsdError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
-            raise PpsdError(f"{path} is not a GGUF file: it does not begin with GGUF")
+            raise unfit(path, "its beginning", "another", "GGUF")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             cursor = _Cursor(data, path)
             try:
                 return _parse(cursor)
             except (struct.error, OverflowError, UnicodeDecodeError) as error:
-                raise cursor.damaged(str(error)) from None
+                raise unfit(path, f"byte {cursor.at}", f"damaged ({error})") from None
 
 
 def _parse(cursor: _Cursor) -> GgufFile:
     cursor.take(4)
-    version = cursor.u32()
-    if version not in (2, 3):
-        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-        what = "is big-endian" if swapped in (2, 3) else f"has GGUF version {version}"
-        raise PpsdError(f"{cursor.path} {what}; supported are the versions 2 and 3, little-endian")
+    if (version := cursor.u32()) not in (2, 3):
+        raise unfit(cursor.path, "its version", version, "2 or 3, little-endian")
     # The least that a table entry takes: name length, dimension count, one dimension, type, offset.
-    tensor_count = cursor.count(32, _MOST_TENSORS)
-    values = _read_values(cursor, cursor.count(13, _MOST_KEYS))
-    tensors = _read_tensor_table(cursor, tensor_count, values.get("general.alignment", 32))
-    return GgufFile(cursor.path, values, tensors)
-
-
-def _read_values(cursor: _Cursor, count: int) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for _ in range(count):
+    tensor_count, values = cursor.count(32), {}
+    for _ in range(cursor.count(13)):
         key = cursor.text()
-        cursor.need(key not in values, f"the metadata gives {key!r} twice")
+        cursor.need(key not in values, f"{key!r} for the second time")
         values[key] = cursor.value(cursor.u32())
-    return values
+    return GgufFile(cursor.path, values, _read_tensors(cursor, tensor_count, values.get("general.alignment", 32)))
 
 
-def _read_tensor_table(cursor: _Cursor, count: int, alignment: Any) -> dict[str, GgufTensor]:
+def _read_tensors(cursor: _Cursor, count: int, alignment: Any) -> dict[str, GgufTensor]:
     power = type(alignment) is int and alignment >= 1 and not alignment & (alignment - 1)
-    cursor.need(power, f"general.alignment is {alignment!r}, not a power of two")
-    entries = [_read_tensor_entry(cursor) for _ in range(count)]
-
+    cursor.need(power, f"after an alignment of {alignment!r}")
+    entries = [_read_tensor(cursor) for _ in range(count)]
     data = cursor.at + -cursor.at % alignment
     expected = 0  # llama.cpp, too, accepts only tensors that follow each other without a gap
-    tensors: dict[str, GgufTensor] = {}
     for tensor in entries:
         size = tensor.rows * tensor.row_bytes
-        cursor.need(tensor.name not in tensors, f"the tensor {tensor.name!r} is there twice")
-        cursor.need(tensor.start == expected, f"the tensor {tensor.name!r} lies at {tensor.start}, not at {expected}")
-        cursor.need(data + expected + size <= len(cursor.data), f"the tensor {tensor.name!r} runs past the end")
-        tensors[tensor.name] = replace(tensor, start=data + expected)
+        fits = tensor.start == expected and data + expected + size <= len(cursor.data)
+        cursor.need(fits, f"followed by another place than that of the tensor {tensor.name!r}")
         expected += size + -size % alignment
+    tensors = {tensor.name: replace(tensor, start=data + tensor.start) for tensor in entries}
+    cursor.need(len(tensors) == count, "after a tensor that is there twice")
     return tensors
 
 
-def _read_tensor_entry(cursor: _Cursor) -> GgufTensor:
+def _read_tensor(cursor: _Cursor) -> GgufTensor:
     """One line of the table; its `start` still counts from where the tensors' data begins."""
     name = cursor.text()
     dimensions = cursor.u32()
-    cursor.need(1 <= dimensions <= 4, f"the tensor {name!r} has {dimensions} dimensions")
+    cursor.need(1 <= dimensions <= 4, f"after {dimensions} dimensions of the tensor {name!r}")
     shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", cursor.take(8 * dimensions))))
     number = cursor.u32()
     if number not in BLOCKS:
-        from gguf import GGMLQuantizationType  # which knows the names of the others; it takes a while to import
-
-        found = next((known.name for known in GGMLQuantizationType if known == number), str(number))
         supported = ", ".join(sorted(known.name for known in Kind))
-        raise PpsdError(f"{cursor.path}: the tensor {name!r} has type {found}; supported are {supported}")
+        raise unfit(cursor.path, f"the tensor {name!r}", f"of ggml's type {number}", f"one of {supported}")
     kind = Kind(number)
     whole = min(shape) >= 1 and shape[-1] % BLOCKS[kind][0] == 0
-    cursor.need(whole, f"the tensor {name!r} has shape {shape}, which {kind.name} does not allow")
+    cursor.need(whole, f"after a shape of the tensor {name!r}, {shape}, which {kind.name} does not allow")
     return GgufTensor(name, kind, shape, cursor.u64(), cursor.path)

@@ -5,24 +5,22 @@ loader (`src/models/llama.cpp`). The arithmetic of the quantised blocks is the `
 """
 
 import math
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ..errors import PpsdError
 from .config import FAMILIES, LlamaConfig, RopeScaling
-from .files import drop_pages
+from .files import drop_pages, unfit
 from .gguf_file import BY_TABLE, GgufFile, GgufTensor, Kind, read_gguf
 from .gguf_tokenizer import Tokens, build_tokenizer, generation_config, read_tokens, tokenizer_config
 from .rotary import llama3_frequencies
-from .shapes import model_shapes
-from .stored import Blocks, Floats
+from .shapes import check_shapes, model_shapes
+from .stored import Blocks, Decoded, Floats
 
 # Hugging Face's name of a module -> GGUF's
 _LAYER = {
@@ -41,40 +39,18 @@ _LAYER = {
 _OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _ROTATIONS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
-_BIASED = ("attn_q", "attn_output", "ffn_gate")
+_BIASED = ("attn_q", "attn_output", "ffn_gate")  # of q, k and v; of o; of gate, up and down
+_Biases = tuple[bool, bool, bool]
 _LEAST_TENSORS = 9  # of a layer
 
-# (key, values that change nothing, what any other is)
-_NEUTRAL: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("{arch}.expert_count", (0,), "is a mixture of experts"),
-    ("{arch}.nextn_predict_layers", (0,), "has layers that predict further tokens"),
-    ("{arch}.attention.causal", (True,), "is attention in both directions"),
-    ("{arch}.attention.scale", (0.0,), "is another attention scale"),
-    ("{arch}.attention.clamp_kqv", (0.0,), "clamps queries, keys and values"),
-)
+_NEUTRAL = ("expert_count", "nextn_predict_layers", "attention.scale", "attention.clamp_kqv")  # where they are 0
 
 _YARN_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 # The published settings: Llama 3.1 (8B to 405B, and 3.3) and Llama 3.2 (1B, 3B). All but the factor are RopeScaling's
 # defaults.
-_LLAMA3_ROPE: tuple[dict[str, Any], ...] = tuple(
-    {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    }
-    for factor in (8.0, 32.0)
-)
-
-
-class _Biases(NamedTuple):
-    """Which matrices have one: q, k and v; o; gate, up and down."""
-
-    inputs: bool
-    output: bool
-    mlp: bool
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_LLAMA3_FACTORS = (8.0, 32.0)
 
 
 @dataclass(frozen=True)
@@ -97,78 +73,77 @@ class GgufWeight:
 
 def _read_architecture(gguf: GgufFile) -> str:
     """Raises PpsdError for what the runtime cannot compute: another one, experts, ..."""
-    kind = gguf.text("general.type", "model")
-    if kind != "model":
-        mend = "merge it into its model with llama-export-lora" if kind == "adapter" else "take the model's own file"
-        raise gguf.bad(f"this is of the type {kind!r}, not a model: {mend}")
-    arch = gguf.text("general.architecture")
     known = [name for name, family in FAMILIES.items() if family.gguf]
+    arch = gguf.get("general.architecture", str)
+    neutral: dict[str, Any] = {f"{arch}.{key}": 0 for key in _NEUTRAL} | {
+        f"{arch}.attention.causal": True,
+        "general.type": "model",
+    }
     if arch not in known:
-        raise gguf.bad(f"the architecture {arch!r} is not supported; supported are {', '.join(known)}")
-    for pattern, neutral, what in _NEUTRAL:
-        key = pattern.format(arch=arch)
-        value = gguf.scalar(key, neutral[0])
-        if value not in neutral:
-            raise gguf.bad(f"{key} = {value} {what}, which is not supported")
+        raise gguf.bad("general.architecture", repr(arch), ", ".join(known))
+    for key, value in neutral.items():
+        if not np.array_equal(gguf.values.get(key, value), value):
+            raise gguf.bad(key, gguf.values[key], value)
     return arch
 
 
 def _read_config(gguf: GgufFile, arch: str, biases: _Biases) -> dict[str, Any]:
     """Everything of `config.json` but the token ids."""
-    # Whose modules in transformers compute the same.
-    family = "qwen2" if arch == "llama" and biases == _Biases(True, False, False) else arch
-    heads = gguf.integer(f"{arch}.attention.head_count")
-    kv_heads = gguf.integer(f"{arch}.attention.head_count_kv", heads)
-    head_dim = _read_head_dim(gguf, arch, heads)
-    theta = gguf.number(f"{arch}.rope.freq_base", 10000.0)
-    context = gguf.integer(f"{arch}.context_length")
+    heads, head_dim = gguf.integer(f"{arch}.attention.head_count"), _read_head_dim(gguf, arch)
+    theta, context = gguf.number(f"{arch}.rope.freq_base", 10000.0), gguf.integer(f"{arch}.context_length")
     return {
-        "model_type": family,
-        "vocab_size": _tensor(gguf, "token_embd.weight").shape[0],
+        # The second's modules in transformers compute the same.
+        "model_type": "qwen2" if arch == "llama" and biases == (True, False, False) else arch,
+        "vocab_size": _shape_of(gguf, "token_embd.weight")[0],
         "hidden_size": gguf.integer(f"{arch}.embedding_length"),
         "intermediate_size": gguf.integer(f"{arch}.feed_forward_length"),
         "num_hidden_layers": gguf.integer(f"{arch}.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        "num_key_value_heads": gguf.integer(f"{arch}.attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": context,
         "rms_norm_eps": gguf.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         "rope_theta": theta,
         "rope_scaling": _read_rope_scaling(gguf, arch, head_dim, theta, context),
         "tie_word_embeddings": "output.weight" not in gguf.tensors,
-        "attention_bias": biases.inputs,
-        "mlp_bias": biases.mlp,
-        "no_rope_layer_interval": 4,  # llama.cpp has it in its code, for smollm3
+        "attention_bias": biases[0],
+        "mlp_bias": biases[2],
     }
 
 
-def _read_head_dim(gguf: GgufFile, arch: str, heads: int) -> int:
+def _read_head_dim(gguf: GgufFile, arch: str) -> int:
     """The width of a head: as stated, else as the query matrix has it. Rotary embedding must cover all of it."""
-    rows = _tensor(gguf, "blk.0.attn_q.weight").shape[0]
+    rows, heads = _shape_of(gguf, "blk.0.attn_q.weight")[0], gguf.integer(f"{arch}.attention.head_count")
     head_dim = gguf.integer(f"{arch}.attention.key_length", max(rows // heads, 1))
     for key in (f"{arch}.attention.value_length", f"{arch}.rope.dimension_count"):
         if (found := gguf.integer(key, head_dim)) != head_dim:
-            raise gguf.bad(f"{key} = {found} differs from the width {head_dim} of the keys, which is not supported")
+            raise gguf.bad(key, found, f"the width of the keys, {head_dim},")
     return head_dim
 
 
 def _read_rope_scaling(gguf: GgufFile, arch: str, head_dim: int, theta: float, context: int) -> dict[str, Any] | None:
     """In transformers' words. Source: `llama_model_base::load_hparams` and `llama_context` of llama.cpp."""
     key = f"{arch}.rope.scaling."
-    kind = gguf.text(f"{key}type", "linear")
-    factor = gguf.at_least_0(f"{key}factor", gguf.at_least_0(f"{arch}.rope.scale_linear", 0.0)) or 1.0
-    grown = gguf.at_least_0(f"{key}attn_factor", 1.0)  # cosines and sines, beside what yarn does to them
+
+    def number(name: str, default: float) -> float:
+        return gguf.number(key + name, default, unknown=True)
+
+    kind = gguf.get(f"{key}type", str, "linear")
+    factor = number("factor", gguf.number(f"{arch}.rope.scale_linear", 0.0, unknown=True)) or 1.0
+    grown = number("attn_factor", 1.0)  # cosines and sines, beside what yarn does to them
     original = gguf.integer(f"{key}original_context_length", context)
-    if kind == "yarn" and "rope_freqs.weight" not in gguf.tensors:
-        if gguf.scalar(f"{key}yarn_ext_factor", 1.0) not in (1.0, -1.0):
-            raise gguf.bad(f"{key}yarn_ext_factor other than 1 is not supported")
-        yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-        betas = {name: gguf.at_least_0(f"{key}yarn_{name}", usual) for name, usual in _YARN_BETAS.items()}
+    whole = abs(gguf.get(f"{key}yarn_ext_factor", float, 1.0)) == 1.0
+    if kind == "yarn" and whole and "rope_freqs.weight" not in gguf.tensors:
         usual = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
-        return {**yarn, **betas, "attention_factor": usual * grown * gguf.at_least_0(f"{key}yarn_attn_factor", 1.0)}
+        return {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": original,
+            **{name: number(f"yarn_{name}", usual) for name, usual in _YARN_BETAS.items()},
+            "attention_factor": usual * grown * number("yarn_attn_factor", 1.0),
+        }
     if kind not in ("none", "linear", "longrope"):
-        also = " beside rope_freqs.weight" if kind == "yarn" else ""
-        raise gguf.bad(f"rope scaling of type {kind!r}{also} is not supported; none, linear, longrope and yarn are")
+        raise gguf.bad(f"{key}type", kind, "none, linear, longrope, or yarn alone")
     if kind == "none":
         factor = 1.0
     if kind == "longrope":
@@ -178,11 +153,11 @@ def _read_rope_scaling(gguf: GgufFile, arch: str, head_dim: int, theta: float, c
     if short is long and grown == 1.0:
         if short is None or (short == 1.0).all():
             return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
-        for setting in _LLAMA3_ROPE if factor == 1.0 else ():
+        for stretch in _LLAMA3_FACTORS if factor == 1.0 else ():
             plainly = np.float32(theta) ** -(np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim))
-            stretched = llama3_frequencies(plainly, RopeScaling("llama3", setting["factor"]))
+            stretched = llama3_frequencies(plainly, RopeScaling("llama3", stretch))
             if np.allclose(short, plainly / stretched, rtol=1e-3, atol=0.0):
-                return setting
+                return {"rope_type": "llama3", **_LLAMA3, "factor": stretch}
     plain = np.ones(head_dim // 2, np.float32)
     scaled = [(plain if factors is None else factors) * np.float32(factor) for factors in (short, long)]
     return {
@@ -197,40 +172,31 @@ def _read_rope_scaling(gguf: GgufFile, arch: str, head_dim: int, theta: float, c
 
 def _read_factors(gguf: GgufFile, name: str, head_dim: int) -> Floats | None:
     """What each rotary frequency is divided by [head_dim / 2]: GGUF stores what a formula gave, not the formula."""
-    tensor = gguf.tensors.get(name)
-    if tensor is None:
+    if name not in gguf.tensors:
         return None
-    _check_shape(gguf, tensor, (head_dim // 2,))
+    check_shapes({name: gguf.tensors[name]}, {name: (head_dim // 2,)}, gguf.path)
+    tensor = gguf.tensors[name]
     factors = decode(np.memmap(tensor.path, np.uint8, "r", tensor.start, (1, tensor.row_bytes)), tensor)[0]
     if not (np.isfinite(factors) & (factors > 0)).all():
-        raise gguf.bad(f"{name} holds factors that are not positive numbers: the file is damaged")
+        raise gguf.bad(f"tensor {name}", "partly 0, negative, NaN or infinite")
     return factors
 
 
-def _tensor(gguf: GgufFile, name: str) -> GgufTensor:
+def _shape_of(gguf: GgufFile, name: str) -> tuple[int, ...]:
     if name not in gguf.tensors:
-        raise gguf.bad(f"the tensor {name!r} is missing")
-    return gguf.tensors[name]
-
-
-def _check_shape(gguf: GgufFile, tensor: GgufTensor, shape: tuple[int, ...]) -> None:
-    if tensor.shape != shape:
-        raise gguf.bad(f"the tensor {tensor.name!r} has shape {tensor.shape}, expected {shape}")
+        raise gguf.bad(f"tensor {name}", "missing")
+    return gguf.tensors[name].shape
 
 
 def _plan_weights(gguf: GgufFile, arch: str, config: LlamaConfig) -> list[GgufWeight]:
     """All tensors under their Hugging Face names, in the model's order; none missing, none left over."""
-    shapes = {_gguf_name(key): (key, shape) for key, shape in model_shapes(config).items()}
-    for name in gguf.tensors:
-        if name not in shapes and name not in _ROTATIONS:
-            raise gguf.bad(f"the tensor {name!r} is not part of the {arch} models that are supported")
-    weights = []
-    for name, (key, shape) in shapes.items():
-        tensor = _tensor(gguf, name)
-        _check_shape(gguf, tensor, shape)
-        interleaved = FAMILIES[arch].neighbours and ("q_proj" in key or "k_proj" in key)
-        weights.append(GgufWeight(tensor, key, config.head_dim if interleaved else 0))
-    return weights
+    keys = {_gguf_name(key): key for key in model_shapes(config)}
+    shapes = dict(zip(keys, model_shapes(config).values(), strict=True))
+    found = {name: tensor for name, tensor in gguf.tensors.items() if name not in _ROTATIONS}
+    check_shapes(found, shapes, gguf.path)
+    width = config.head_dim if FAMILIES[arch].neighbours else 0
+    turned = ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias")
+    return [GgufWeight(found[name], key, width if key.endswith(turned) else 0) for name, key in keys.items()]
 
 
 def _gguf_name(key: str) -> str:
@@ -272,16 +238,17 @@ def open_gguf(path: Path) -> GgufModel:
     """Raises PpsdError, one line that names the file and what is wrong with it: damaged, of an architecture, a tensor
     type or a tokenizer that is not supported; or OSError from the system."""
     gguf = read_gguf(path)
-    arch, biases = _read_architecture(gguf), _Biases(*(f"blk.0.{name}.bias" in gguf.tensors for name in _BIASED))
-    layers = gguf.integer(f"{arch}.block_count")
-    if layers * _LEAST_TENSORS > len(gguf.tensors):
-        raise gguf.bad(f"{layers} layers are announced, but there are only {len(gguf.tensors)} tensors")
-    raw = _read_config(gguf, arch, biases)
+    arch = _read_architecture(gguf)
+    inputs, output, mlp = (f"blk.0.{name}.bias" in gguf.tensors for name in _BIASED)
+    if gguf.integer(f"{arch}.block_count") * _LEAST_TENSORS > len(gguf.tensors):
+        raise gguf.bad(
+            f"{arch}.block_count", gguf.values[f"{arch}.block_count"], f"as {len(gguf.tensors)} tensors give"
+        )
+    raw = _read_config(gguf, arch, (inputs, output, mlp))
     config = LlamaConfig.from_dict(raw, str(path))
-    every = replace(config, attention_output_bias=biases.output, mlp_bias=biases.mlp)
-    weights = tuple(_plan_weights(gguf, arch, every))
-    if biases.output != config.attention_output_bias:
-        raise gguf.bad("attention with a bias of its output, or of its inputs, alone is not supported in this family")
+    weights = tuple(_plan_weights(gguf, arch, replace(config, attention_output_bias=output, mlp_bias=mlp)))
+    if output != config.attention_output_bias:
+        raise gguf.bad("blk.0.attn_output.bias", "there" if output else "missing", f"what other {arch} models have")
     return GgufModel(gguf, raw, read_tokens(gguf, config.vocab_size), weights)
 
 
@@ -300,10 +267,10 @@ def open_tensors(path: Path) -> "GgufTensors":
     try:
         return GgufTensors(open_gguf(path))
     except OSError as error:
-        raise PpsdError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise unfit(path, "it", f"not to be read ({error.strerror or error})") from None
 
 
-class GgufTensors(Mapping[str, Floats]):
+class GgufTensors(Decoded):
     """Tensors by their Hugging Face names, in Hugging Face's row order.
 
     Each look-up decodes a tensor to float32, a copy that belongs to the caller. It raises PpsdError that names the file
@@ -312,34 +279,25 @@ class GgufTensors(Mapping[str, Floats]):
 
     def __init__(self, model: GgufModel) -> None:
         self.model, self._gguf = model, model.gguf
-        self._weights = {weight.key: weight for weight in model.weights}
+        self._of: dict[str, GgufWeight] = {weight.key: weight for weight in model.weights}
         paths = {weight.tensor.path for weight in model.weights}
         self._files = {path: np.memmap(path, np.uint8, "r") for path in paths}
 
     def __getitem__(self, name: str) -> Floats:
-        weight = self._weights[name]
+        weight = self._of[name]
         values = weight.decode(self._stored(name)).reshape(weight.tensor.shape)
         if not math.isfinite(max(float(values.max()), -float(values.min()))):
-            raise self._gguf.bad(f"the tensor {weight.tensor.name!r} holds NaN or infinite values: the file is damaged")
+            raise self._gguf.bad(f"tensor {weight.tensor.name}", "partly NaN or infinite")
         return values.copy() if np.may_share_memory(values, self._files[weight.tensor.path]) else values
-
-    def __contains__(self, name: object) -> bool:  # Mapping's own would decode it
-        return name in self._weights
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
 
     @property
     def kinds(self) -> set[str]:
         """llama.cpp's names of the types that are stored."""
-        return {weight.tensor.kind.name for weight in self._weights.values()}
+        return {weight.tensor.kind.name for weight in self._of.values()}
 
     def values_at(self, name: str, places: NDArray[np.int64]) -> Floats:
         """The values at some places of the tensor as one long row; only the rows around them are decoded."""
-        weight = self._weights[name]
+        weight = self._of[name]
         if len(weight.tensor.shape) == 1:
             return self[name][places]
         rows, columns = np.divmod(places, weight.tensor.shape[1])
@@ -356,12 +314,12 @@ class GgufTensors(Mapping[str, Floats]):
         """The matrices that the C++ extension decodes, as they lie in the file."""
         return {
             name: Blocks(self._stored(name), weight.tensor.kind.name, weight.tensor.shape[1], weight.head_dim)
-            for name, weight in self._weights.items()
+            for name, weight in self._of.items()
             if len(weight.tensor.shape) == 2 and weight.tensor.kind not in BY_TABLE
         }
 
     def _stored(self, name: str) -> NDArray[np.uint8]:
         """[rows, bytes of a row], in the order of the file."""
-        tensor = self._weights[name].tensor
+        tensor = self._of[name].tensor
         size = tensor.rows * tensor.row_bytes
         return self._files[tensor.path][tensor.start : tensor.start + size].reshape(tensor.rows, tensor.row_bytes)

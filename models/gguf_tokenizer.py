@@ -4,18 +4,17 @@ What the fields mean follows llama.cpp's vocabulary (`src/llama-vocab.cpp`: type
 """
 
 import logging
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from ..errors import PpsdError
+from .files import one_line
 from .gguf_file import GgufFile
+from .pieces import CONTROL, NORMAL, Pieces, add_special_tokens, surround
 
 _LOG = logging.getLogger(__name__)
-
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
 # What ends an answer besides the ids that a file states: files state one of several, or none. Source: llama.cpp,
 # `llama_vocab::impl::load`, from "auto-detect special tokens by text" on.
@@ -106,29 +105,26 @@ class Tokens:
 
 
 def read_tokens(gguf: GgufFile, vocabulary: int) -> Tokens:
-    texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(gguf.value("tokenizer.ggml.tokens", None, list))]
-    if len(texts) != vocabulary:
-        raise gguf.bad(f"there are {len(texts)} tokens, but the embedding has {vocabulary} rows")
-    if len(set(texts)) != len(texts):
-        (twice, _), *_ = Counter(texts).most_common(1)
-        raise gguf.bad(f"the token {twice!r} is in the vocabulary twice")
-
-    usual = _DEFAULT_IDS.get(gguf.text("tokenizer.ggml.model"), {})
+    texts = [text or f"[EMPTY_{i}]" for i, text in enumerate(gguf.get("tokenizer.ggml.tokens", list))]
+    if not len(texts) == len(set(texts)) == vocabulary:
+        raise gguf.bad("tokenizer.ggml.tokens", f"of {len(set(texts))} texts", f"one for each of {vocabulary} rows")
+    model = gguf.get("tokenizer.ggml.model", str)
+    usual = _DEFAULT_IDS.get(model, {})
     ids = {
         name: gguf.token_id(f"tokenizer.ggml.{name}_token_id", len(texts), usual.get(name))
         for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
     }
-    types = [_NORMAL] * len(texts)
+    types = [NORMAL] * len(texts)
     if "tokenizer.ggml.token_type" in gguf.values:
         types = gguf.numbers("tokenizer.ggml.token_type", len(texts)).tolist()
     stated = [token for name in ("eos", "eot", "eom") if (token := ids[name]) is not None]
     ends = list(dict.fromkeys([*stated, *_known_ends(gguf, texts)]))
     if not ends:
-        raise gguf.bad("the metadata lacks tokenizer.ggml.eos_token_id: the text would have no end")
+        raise gguf.bad("tokenizer.ggml.eos_token_id", "missing")  # the text would have no end
     for token in ends:
-        types[token] = _CONTROL
+        types[token] = CONTROL
     # What llama.cpp does where the file does not say.
-    usually_bos = gguf.text("tokenizer.ggml.model") == "llama" or _pre_name(gguf) in ("llama3", "tekken")
+    usually_bos = model == "llama" or _pre_name(gguf) in ("llama3", "tekken")
     return Tokens(
         texts=texts,
         types=types,
@@ -136,8 +132,8 @@ def read_tokens(gguf: GgufFile, vocabulary: int) -> Tokens:
         eos=ends,
         unknown=ids["unknown"],
         padding=ids["padding"],
-        add_bos=gguf.value("tokenizer.ggml.add_bos_token", usually_bos, bool) and ids["bos"] is not None,
-        add_eos=gguf.value("tokenizer.ggml.add_eos_token", False, bool),
+        add_bos=gguf.get("tokenizer.ggml.add_bos_token", bool, usually_bos),
+        add_eos=gguf.get("tokenizer.ggml.add_eos_token", bool, False),
     )
 
 
@@ -161,116 +157,61 @@ def _known_ends(gguf: GgufFile, texts: list[str]) -> list[int]:
 def build_tokenizer(gguf: GgufFile, tokens: Tokens) -> Tokenizer:
     """A tokenizer that gives the same ids as the one the model was trained with."""
     builders = {"gpt2": _byte_level_bpe, "llama": _sentencepiece_bpe}
-    model = gguf.text("tokenizer.ggml.model")
+    model = gguf.get("tokenizer.ggml.model", str)
     if model not in builders:
-        raise gguf.bad(f"the tokenizer model {model!r} is not supported; supported are {', '.join(builders)}")
+        raise gguf.bad("tokenizer.ggml.model", model, " or ".join(builders))
     try:
         tokenizer = builders[model](gguf, tokens)
-        _add_special_tokens(tokenizer, tokens)
-        tokenizer.post_processor = _post_processor(tokens)
+        bos, eos = tokens.bos if tokens.add_bos else None, tokens.eos[0] if tokens.add_eos else None
+        surround(tokenizer, tokens.text_of(bos), tokens.text_of(eos))
     except PpsdError:
         raise
     except Exception as error:  # whatever the tokenizers package raises for tables that do not fit together
-        reason = " ".join(str(error).split())
-        raise gguf.bad(f"the tokenizer's tables do not fit together ({reason}): the file is damaged") from None
+        raise gguf.bad("tokenizer.ggml.tokens or merges", f"not to be used ({one_line(error)})") from None
     return tokenizer
 
 
 def _pre_name(gguf: GgufFile) -> str:
     """The rule by which texts are cut into words before merging, under its name here."""
-    stated = gguf.text("tokenizer.ggml.pre", "default")
+    stated = gguf.get("tokenizer.ggml.pre", str, "default")
     return _ALIASES.get(stated, stated)
 
 
 def _byte_level_bpe(gguf: GgufFile, tokens: Tokens) -> Tokenizer:
     name = _pre_name(gguf)
     if name not in _RULES:
-        known = ", ".join((*_RULES, *_ALIASES))
-        raise gguf.bad(f"the pre-tokenizer {name!r} is not supported; supported are {known}")
+        raise gguf.bad("tokenizer.ggml.pre", repr(name), ", ".join((*_RULES, *_ALIASES)))
     if "tokenizer.ggml.pre" not in gguf.values:
         _LOG.info(
             "%s: it names no pre-tokenizer, so words are cut as llama.cpp does then: answers may be worse", gguf.path
         )
     vocabulary = {text: i for i, text in enumerate(tokens.texts)}
     tokenizer = Tokenizer(models.BPE(vocabulary, _read_merges(gguf), ignore_merges=name in _WHOLE_WORDS))
-    if gguf.text("tokenizer.ggml.pre", "") in _COMPOSED:
+    if gguf.get("tokenizer.ggml.pre", str, "") in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False) for pattern in _RULES[name]]
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters])
     tokenizer.decoder = decoders.ByteLevel()
+    add_special_tokens(tokenizer, tokens.texts, tokens.types)
     return tokenizer
 
 
 def _read_merges(gguf: GgufFile) -> list[tuple[str, str]]:
-    merges = []
-    for merge in gguf.value("tokenizer.ggml.merges", None, list):
-        cut = merge.find(" ", 1)
-        if cut < 1 or cut + 1 == len(merge):
-            raise gguf.bad(f"the merge {merge!r} does not name two tokens: the file is damaged")
-        merges.append((merge[:cut], merge[cut + 1 :]))
-    return merges
+    cuts = ((merge, merge.find(" ", 1)) for merge in gguf.get("tokenizer.ggml.merges", list))
+    return [(merge[:cut], merge[cut + 1 :]) for merge, cut in cuts]
 
 
 def _sentencepiece_bpe(gguf: GgufFile, tokens: Tokens) -> Tokenizer:
-    vocabulary = {text: i for i, text in enumerate(tokens.texts)}
-    missing = [byte for byte in range(256) if f"<0x{byte:02X}>" not in vocabulary]
-    if missing:
-        raise gguf.bad(f"the vocabulary lacks the byte token <0x{missing[0]:02X}>: byte fallback needs all 256")
-    merges = _read_merges(gguf) if "tokenizer.ggml.merges" in gguf.values else _merges_by_score(gguf, tokens)
-    model = models.BPE(vocabulary, merges, unk_token=tokens.text_of(tokens.unknown), fuse_unk=True, byte_fallback=True)
-    tokenizer = Tokenizer(model)
-
-    # Prepended to every stretch of text between special tokens, as sentencepiece and llama.cpp do.
-    prefix = gguf.value("tokenizer.ggml.add_space_prefix", True, bool)
-    escape = normalizers.Replace(" ", "▁")
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), escape]) if prefix else escape
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-    return tokenizer
-
-
-def _merges_by_score(gguf: GgufFile, tokens: Tokens) -> list[tuple[str, str]]:
-    """The merges that sentencepiece makes: it joins the neighbours whose union has the best score."""
-    scores = gguf.numbers("tokenizer.ggml.scores", len(tokens.texts)).tolist()
-    mergeable = {
-        text: score
-        for text, kind, score in zip(tokens.texts, tokens.types, scores, strict=True)
-        if kind in (_NORMAL, _USER_DEFINED)
-    }
-    if len(mergeable) > 1 and len(set(mergeable.values())) == 1:
-        raise gguf.bad(
-            "all tokens have the same score, so their merges cannot be told; use the original model folder instead"
-        )
-    found = [
-        (text[:cut], text[cut:])
-        for text in mergeable
-        for cut in range(1, len(text))
-        if text[:cut] in mergeable and text[cut:] in mergeable
-    ]
-    return sorted(found, key=lambda pair: -mergeable[pair[0] + pair[1]])
-
-
-def _add_special_tokens(tokenizer: Tokenizer, tokens: Tokens) -> None:
-    """Control tokens are recognised in text and hidden when decoding; user-defined ones are only recognised."""
-    typed = list(zip(tokens.texts, tokens.types, strict=True))
-    special = [text for text, kind in typed if kind in (_CONTROL, _UNKNOWN)]
-    plain = [text for text, kind in typed if kind == _USER_DEFINED]
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in plain])
-
-
-def _post_processor(tokens: Tokens) -> processors.PostProcessor | None:
-    bos = [tokens.bos] if tokens.add_bos and tokens.bos is not None else []
-    eos = tokens.eos[:1] if tokens.add_eos else []
-    if not bos and not eos:
-        return None
-    first, last = ([tokens.texts[token] for token in ids] for ids in (bos, eos))
-    return processors.TemplateProcessing(
-        single=[*first, "$A", *last],
-        pair=[*first, "$A", *last, *(f"{text}:1" for text in first), "$B:1", *(f"{text}:1" for text in last)],
-        special_tokens=[(tokens.texts[token], token) for token in dict.fromkeys([*bos, *eos])],
-    )
+    prefix, scores, merges = gguf.get("tokenizer.ggml.add_space_prefix", bool, True), [], None
+    if "tokenizer.ggml.merges" in gguf.values:
+        merges = _read_merges(gguf)
+    else:
+        scores = gguf.numbers("tokenizer.ggml.scores", len(tokens.texts)).tolist()
+        if len(set(scores)) < 2:  # then merges cannot be told
+            raise gguf.bad("tokenizer.ggml.scores", "the same for all tokens")
+    pieces = Pieces(tokens.texts, tokens.types, scores, tokens.text_of(tokens.unknown), prefix)
+    return pieces.tokenizer(pieces.bpe(merges))
 
 
 def generation_config(tokens: Tokens) -> dict[str, Any]:
@@ -296,5 +237,5 @@ def tokenizer_config(gguf: GgufFile, context: int, tokens: Tokens) -> dict[str, 
     }
     key = "tokenizer.chat_template"
     named = {"default": key, "tool_use": f"{key}.tool_use"}
-    templates = {name: gguf.text(where) for name, where in named.items() if where in gguf.values}
+    templates = {name: gguf.get(where, str) for name, where in named.items() if where in gguf.values}
     return config | ({"chat_template": templates} if templates else {})

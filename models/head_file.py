@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..errors import PpsdError, UsageError
 from .checkpoint import Checkpoint, likeness, read_file, read_metadata, save
 from .config import LlamaConfig
-from .files import one_line, parse_json
+from .files import one_line, parse_json, shown, unfit
 from .shapes import Shapes, check_shapes, layer_shapes
 from .stored import Array, as_float32
 
@@ -78,29 +78,21 @@ class HeadInfo:
     def check(self, config: LlamaConfig) -> None:
         if self.kind == NGRAM:
             return
-        if self.kind not in KINDS:
-            raise PpsdError(f"exit head kind {self.kind!r} is unknown; kinds are {', '.join((*KINDS, NGRAM))}")
-        first = 1 if self.kind == "norm" else 0  # an LM head alone makes nothing of embeddings
-        if not first <= self.exit_layer < config.num_hidden_layers:
-            raise PpsdError(
-                f"exit layer {self.exit_layer} is out of range: with this model, a head of kind {self.kind} takes exit "
-                f"layers {first} to {config.num_hidden_layers - 1}"
-            )
-        if self.tap and not (self.hears and self.exit_layer < self.tap < config.num_hidden_layers):
-            raise PpsdError(
-                f"an exit head of kind {self.kind} after layer {self.exit_layer} cannot hear layer {self.tap}: one of "
-                f"kind feedback hears one of the layers {self.exit_layer + 1} to {config.num_hidden_layers - 1}"
-            )
-        sizes = {
-            "an MLP of {} neurons": (self.intermediate_size, config.intermediate_size),
-            "a feedback rank of {}": (self.feedback_rank, config.hidden_size),
-        }
-        for what, (size, most) in sizes.items():
-            if not 0 <= size <= most or size % BLOCK:
-                raise PpsdError(
-                    f"an exit head cannot have {what.format(size)}: with this model it takes multiples of {BLOCK} up "
-                    f"to {most}, or 0 for all"
-                )
+        first, last = int(self.kind == "norm"), config.num_hidden_layers - 1  # an LM head alone needs a layer
+        hears = self.hears and self.exit_layer < self.tap <= last
+
+        def whole(size: int, most: int) -> tuple[int, bool, str]:
+            return size, 0 <= size <= most and size % BLOCK == 0, f"multiples of {BLOCK} up to {most}, or 0 for all"
+
+        for what, value, fits, takes in (
+            ("kind", self.kind, self.kind in KINDS, ", ".join((*KINDS, NGRAM))),
+            ("exit layer", self.exit_layer, first <= self.exit_layer <= last, f"{first} to {last}"),
+            ("tap", self.tap, not self.tap or hears, f"{self.exit_layer + 1} to {last}, if of kind feedback"),
+            ("MLP size", *whole(self.intermediate_size, config.intermediate_size)),
+            ("feedback rank", *whole(self.feedback_rank, config.hidden_size)),
+        ):
+            if not fits:
+                raise PpsdError(f"an exit head of kind {self.kind} with the {what} {value}: this model takes {takes}")
 
 
 @dataclass(frozen=True)
@@ -164,9 +156,13 @@ class HeadFile:
         draft_ids = tensors.pop("draft_ids", None)
         successors = tensors.pop("successors", None)
         tensors = _floats(tensors, path)
-        check_shapes(tensors, head_shapes(info, model.config), str(path))
-        if successors is not None:
-            _check_successors(successors, model.config, path)
+        check_shapes(tensors, head_shapes(info, model.config), path)
+        bounds = [*[model.config.vocab_size] * 3, 8]
+        if successors is not None and (
+            (successors.dtype, successors.shape[1:]) != (np.int32, (4,))
+            or ((successors < [-1, 0, 0, 0]) | (successors >= bounds)).any()
+        ):
+            raise unfit(path, "tensor successors", "no table of tokens of this model")
         ids = None if draft_ids is None else check_draft_ids(draft_ids.tolist(), model.config)
         return cls(info, tensors, ids, successors, path)
 
@@ -247,18 +243,14 @@ def read_info(path: Path) -> HeadInfo:
     """The metadata of a head's file. Raises PpsdError when it is not one."""
     raw = read_metadata(path)
     if raw.get("format") != FORMAT:
-        raise PpsdError(f"{path} is not an exit head of this version (format {raw.get('format')!r}, not {FORMAT!r})")
+        raise unfit(path, "its format", shown(raw.get("format")), FORMAT)
     try:
-        objects = {name: parse_json(raw[name]) for name in ("recipe", "acceptance")}
-        if not all(isinstance(value, dict) for value in objects.values()):
-            raise ValueError("recipe and acceptance are JSON objects")
-        more: dict[str, Any] = {name: int(raw.get(name, "0")) for name in ("intermediate_size", "feedback_rank", "tap")}
-        more["sample"] = raw.get("sample", "")
-        return HeadInfo(raw["kind"], int(raw["exit_layer"]), raw["model"], raw["model_hash"], **objects, **more)
-    except (KeyError, ValueError) as error:
-        raise PpsdError(
-            f"{path}: the exit head's metadata is damaged ({one_line(error)}); fetch or train it again"
-        ) from None
+        told: dict[str, Any] = {name: dict(parse_json(raw[name])) for name in ("recipe", "acceptance")}
+        told |= {name: int(raw.get(name, "0")) for name in ("intermediate_size", "feedback_rank", "tap")}
+        texts = raw["model"], raw["model_hash"]
+        return HeadInfo(raw["kind"], int(raw["exit_layer"]), *texts, **told, sample=raw.get("sample", ""))
+    except (KeyError, TypeError, ValueError) as error:
+        raise unfit(path, "its metadata", f"not an exit head's ({one_line(error)})") from None
 
 
 def _int8(tensors: Mapping[str, Array]) -> dict[str, Array]:
@@ -287,16 +279,10 @@ def _floats(tensors: Mapping[str, Array], path: Path) -> dict[str, Array]:
             continue
         scales = tensors.get(name + SCALES)
         if scales is None or tensor.ndim != 2 or scales.shape != (len(tensor), tensor.shape[1] // BLOCK):
-            raise PpsdError(f"{path}: tensor {name} lacks its scales; fetch or train the head again")
+            raise unfit(path, f"tensor {name + SCALES}", "missing or of another shape")
         blocks = tensor.reshape(len(tensor), -1, BLOCK).astype(np.float32)
         out[name] = (blocks * scales.astype(np.float32)[..., None]).reshape(tensor.shape)
     return out
-
-
-def _check_successors(rows: Array, config: LlamaConfig, path: Path) -> None:
-    good = rows.dtype == np.int32 and rows.ndim == 2 and rows.shape[1] == 4
-    if not good or (rows < [-1, 0, 0, 0]).any() or (rows >= [*[config.vocab_size] * 3, 8]).any():
-        raise PpsdError(f"{path}: the table of successors is damaged; fetch or count it again")
 
 
 def find_shipped(model: Checkpoint) -> Path | None:

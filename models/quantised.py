@@ -5,7 +5,7 @@ The layouts are those of AutoAWQ (`gemm`), gptqmodel (`gptq`, `gptq_v2`), compre
 also rounds what flows between the layers (W8A8), that stays as it is.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PpsdError
-from .files import shown
+from .files import shown, unfit
 from .shapes import Shapes
-from .stored import Array, Floats, Stored, Uniform, as_float32, bfloat16_bits
+from .stored import Array, Decoded, Floats, Stored, Uniform, as_float32, bfloat16_bits
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in 32 bits the value of each of eight outputs lies
 _SCALES = ("F16", "BF16", "F32")
@@ -51,17 +51,9 @@ def read_scheme(raw: Mapping[str, Any], where: str) -> Scheme | None:
     if not settings:
         return None
 
-    def refused(key: str, value: object, supported: Iterable[object]) -> PpsdError:
-        return PpsdError(
-            f"{where}: quantization_config with {key} = {shown(value)} is not supported; supported are "
-            f"{', '.join(map(str, supported))}: take such a copy of the model, the unquantised one, or a .gguf file"
-        )
-
-    if not isinstance(settings, dict):
-        raise refused("value", settings, ["objects"])
-    method = settings.get("quant_method")
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings
     if not isinstance(method, str) or method not in _SUPPORTED:
-        raise refused("quant_method", method, _SUPPORTED)
+        raise unfit(where, "quantization_config: quant_method", shown(method), " or ".join(_SUPPORTED))
     said = {"bits": settings.get("w_bit", 4), "version": "gemm", "checkpoint_format": "gptq", **settings}
     said["version"] = str(said["version"]).lower()
     if method == "compressed-tensors":
@@ -69,7 +61,7 @@ def read_scheme(raw: Mapping[str, Any], where: str) -> Scheme | None:
         said["sparsity_config"] = (settings.get("sparsity_config") or {}).get("format", "dense")
     for key, supported in _SUPPORTED[method].items():
         if said.get(key) not in supported:
-            raise refused(key, said.get(key), supported)
+            raise unfit(where, f"quantization_config: {key}", shown(said.get(key)), " or ".join(map(str, supported)))
     if method == "fp8":
         return Scheme(method, block=_block(settings.get("weight_block_size")))
     if method == "compressed-tensors":
@@ -95,7 +87,7 @@ def _block(sizes: Any) -> tuple[int, int] | None:
     return (sizes[0], sizes[1]) if whole else None
 
 
-class QuantisedTensors(Mapping[str, Array]):
+class QuantisedTensors(Decoded):
     """Tensors by their names in an unquantised checkpoint.
 
     Each look-up of a quantised matrix gives a copy in the dtype of its scales, rounded to it as the scheme's own
@@ -107,21 +99,12 @@ class QuantisedTensors(Mapping[str, Array]):
         of another shape or dtype than the scheme says."""
         self._stored, self._shapes, self._scheme, self._where = stored, shapes, scheme, where
         self.quantised = {name for name in shapes if name.endswith(".weight") and self._is_quantised(name)}
-        self._names = dict.fromkeys(name for name in shapes if name in self.quantised or name in stored)
+        self._of = dict.fromkeys(name for name in shapes if name in self.quantised or name in stored)
         for name in self.quantised:
             self._read(name, slice(0, 8))  # says what does not fit
 
     def __getitem__(self, name: str) -> Array:
         return self._rows(name, slice(0, self._shapes[name][0])) if name in self.quantised else self._stored[name].data
-
-    def __contains__(self, name: object) -> bool:  # Mapping's own would decode it
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     @property
     def kinds(self) -> set[str]:
@@ -183,29 +166,25 @@ class QuantisedTensors(Mapping[str, Array]):
         return read(name, slice(outputs.start, min(outputs.stop, self._shapes[name][0])))
 
     def _misfit(self, name: str, found: str, expected: str) -> PpsdError:
-        """The one sentence for parts that are not what the settings say."""
-        return PpsdError(
-            f"{self._where}: tensor {name} {found}; quantization_config and config.json ask for {expected}: "
-            "fetch the model again"
-        )
+        return unfit(self._where, f"tensor {name}", found, f"by config.json and its quantization_config {expected}")
 
     def _part(self, name: str, *dtypes: str) -> Stored:
         stored = self._stored.get(name)
         if stored is None or stored.dtype not in dtypes:
-            found = "is missing" if stored is None else f"has dtype {stored.dtype}"
+            found = "missing" if stored is None else f"of dtype {stored.dtype}"
             raise self._misfit(name, found, " or ".join(dtypes))
         return stored
 
     def _shaped(self, name: str, shape: tuple[int, ...], *dtypes: str) -> Stored:
         stored = self._part(name, *dtypes)
         if stored.data.shape != shape:
-            raise self._misfit(name, f"has shape {stored.data.shape}", f"{shape}")
+            raise self._misfit(name, f"of shape {stored.data.shape}", f"{shape}")
         return stored
 
     def _awq(self, name: str, outputs: slice) -> tuple[Uniform | Floats, str]:
         prefix, (out, inputs) = name.removesuffix("weight"), self._shapes[name]
         if out % 8:
-            raise self._misfit(name, f"has {out} outputs", "a multiple of 8")
+            raise self._misfit(name, f"of {out} outputs", "a multiple of 8")
         words = slice(outputs.start // 8, -(-outputs.stop // 8))
         q = _of_awq(self._shaped(f"{prefix}qweight", (inputs, out // 8), "I32").data[:, words])
         groups = self._groups(f"{prefix}scales", inputs)
@@ -217,7 +196,7 @@ class QuantisedTensors(Mapping[str, Array]):
         prefix, (out, inputs), bits = name.removesuffix("weight"), self._shapes[name], self._scheme.bits
         each = 32 // bits
         if inputs % each or out % each:
-            raise self._misfit(name, f"has shape {(out, inputs)}", f"multiples of {each}")
+            raise self._misfit(name, f"of shape {(out, inputs)}", f"multiples of {each}")
         q = _unpacked(self._shaped(f"{prefix}qweight", (inputs // each, out), "I32").data[:, outputs].T, bits)
         groups = self._groups(f"{prefix}scales", inputs)
         zeros = _unpacked(self._shaped(f"{prefix}qzeros", (groups, out // each), "I32").data, bits)[:, outputs].T
@@ -231,7 +210,7 @@ class QuantisedTensors(Mapping[str, Array]):
         scales = self._part(f"{name}_scale{'_inv' if f'{name}_scale_inv' in self._stored else ''}", *_SCALES)
         scale = as_float32(scales.data)
         scale = scale.reshape(-1, 1) if scale.ndim < 2 else scale  # one for all, or one for each output
-        misfit = self._misfit(f"{name}_scale", f"has shape {scale.shape}", f"scales of {(out, inputs)}")
+        misfit = self._misfit(f"{name}_scale", f"of shape {scale.shape}", f"scales of {(out, inputs)}")
         if scale.ndim != 2 or scale.shape[0] > out or scale.shape[1] > inputs:
             raise misfit
         if name in self._stored and self._stored[name].dtype == "F8_E4M3":
@@ -260,7 +239,7 @@ class QuantisedTensors(Mapping[str, Array]):
             return Uniform(np.ascontiguousarray(q), scale, -np.ascontiguousarray(zeros, np.float32) * scale, each)
         group = self._shaped(f"{prefix}g_idx", (inputs,), "I32").data
         if group.min() < 0 or group.max() >= groups:
-            raise self._misfit(f"{prefix}g_idx", f"names groups up to {group.max()}", f"0 to {groups - 1}")
+            raise self._misfit(f"{prefix}g_idx", f"of groups up to {group.max()}", f"0 to {groups - 1}")
         return (q - zeros.astype(np.float32)[:, group]) * scale[:, group]
 
     def _spread(self, name: str, scale: Floats) -> Floats:
@@ -270,7 +249,7 @@ class QuantisedTensors(Mapping[str, Array]):
             block = self._scheme.block[axis] if self._scheme.block and count > 1 else size // count
             if -(-size // block) != count:
                 expected = f"scales of {self._shapes[name]}"
-                raise self._misfit(f"{name}_scale", f"has shape {scale.shape}", expected)
+                raise self._misfit(f"{name}_scale", f"of shape {scale.shape}", expected)
             scale = np.repeat(scale, block, axis).take(np.arange(size), axis)
         return scale
 
@@ -285,13 +264,13 @@ class QuantisedTensors(Mapping[str, Array]):
         zeros = self._part(f"{name}_zero_point", "I8").data
         zeros = zeros.reshape(-1, 1) if zeros.ndim < 2 else zeros
         if zeros.shape not in (shape, (1, 1), (1, shape[1])):
-            raise self._misfit(f"{name}_zero_point", f"has shape {zeros.shape}", f"{shape}")
+            raise self._misfit(f"{name}_zero_point", f"of shape {zeros.shape}", f"{shape}")
         return np.broadcast_to(zeros.astype(np.float32) + middle, shape)
 
     def _groups(self, name: str, inputs: int) -> int:
         shape = self._part(name, *_SCALES).data.shape
         if len(shape) != 2 or shape[0] < 1 or inputs % shape[0]:
-            raise self._misfit(name, f"has shape {shape}", f"groups that divide {inputs} inputs")
+            raise self._misfit(name, f"of shape {shape}", f"groups that divide {inputs} inputs")
         return int(shape[0])
 
 

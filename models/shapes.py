@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import PpsdError
 from .config import LlamaConfig
+from .files import unfit
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -43,15 +43,9 @@ def layer_shapes(config: LlamaConfig, prefix: str, *, mlp: bool = True) -> Shape
     return {prefix + name: shape for name, shape in shapes.items()}
 
 
-def check_shapes(found: Mapping[str, Any], expected: Shapes, where: str) -> None:
+def check_shapes(found: Mapping[str, Any], expected: Shapes, where: object) -> None:
     """Raises PpsdError that names the first tensor that is missing, of the wrong shape, or too many."""
-    for name, shape in expected.items():
-        if name not in found:
-            raise PpsdError(f"{where}: tensor {name} is missing; the weights do not fit the model's config.json")
-        if tuple(found[name].shape) != shape:
-            raise PpsdError(
-                f"{where}: tensor {name} has shape {tuple(found[name].shape)}, config.json asks for {shape}"
-            )
-    for name in found:
-        if name not in expected:
-            raise PpsdError(f"{where}: tensor {name} is not part of the model that config.json describes")
+    for name in {**expected, **found}:
+        shape = tuple(found[name].shape) if name in found else "missing"
+        if shape != expected.get(name):
+            raise unfit(where, f"tensor {name}", shape, f"by its model's settings {expected.get(name, 'none')}")

@@ -1,5 +1,6 @@
 """How tensors lie in their files: numbers that numpy has no dtype for, blocks, uniform quantisation."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,6 +31,21 @@ class Stored(NamedTuple):
 
     data: Array
     dtype: str
+
+
+class Decoded(Mapping[str, Array]):
+    """Tensors by name, each decoded when it is looked up; `_of` has what they are decoded from."""
+
+    _of: Mapping[str, Any]
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would decode it
+        return name in self._of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
 
 
 class Blocks(NamedTuple):

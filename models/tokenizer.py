@@ -1,6 +1,6 @@
-"""Text to token ids and back: one interface over `tokenizer.json` and SentencePiece `tokenizer.model` files.
+"""Text to token ids and back: `tokenizer.json`, SentencePiece's `tokenizer.model`, GGUF; by the library `tokenizers`.
 
-Decoding does not go through the two libraries. Both have decoders that only take the whole answer, so that showing an
+Decoding does not go through the library. Its decoders take the whole answer, so that showing an
 answer while it is written means decoding it again and again. Here every token stands for some bytes, and an answer is
 their concatenation read as UTF-8: the whole decoder state of a stream is an unfinished character. `decode` is a stream
 that is given everything at once, so the two can never differ.
@@ -26,15 +26,14 @@ from tokenizers import AddedToken
 from ..arguments import check_unicode
 from ..errors import PpsdError
 from .chat_template import ChatTemplate, special_tokens, token_content
-from .files import AnyFile, AnyFolder, HeldFolder, is_gguf, one_line, read_bytes, read_json_object, read_text, shown
+from .config import Reader
+from .files import AnyFile, AnyFolder, HeldFolder, is_gguf, one_line, read_json_object, read_text, shown, unfit
+from .pieces import MOST_BYTES, read_sentencepiece, surround
 
 if TYPE_CHECKING:
     from .gguf_model import GgufModel
 
-_METASPACE = "▁"
-_MOST_BYTES = 1 << 28  # of tokenizer.json or tokenizer.model; vocabularies of 256 000 tokens take an eighth of it
 _LONG = 1 << 13  # characters, whose encoding takes other threads' time
-_DAMAGED = "the file is damaged or incomplete: download it again"
 
 # What a token stands for, given whether it is the first one of the text. None: no such token.
 _Piece = Callable[[int, bool], bytes | None]
@@ -61,20 +60,17 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None, gguf: GgufModel 
 
             gguf = open_tensors(folder).model
         said = HeldFolder(folder, {"tokenizer_config.json": json.dumps(gguf.tokenizer_config()).encode()})
-        path, tokenizer = folder, _JsonTokenizer(said, gguf.tokenizer())
+        path, tokenizer = folder, _JsonTokenizer(folder, said, gguf.tokenizer())
     elif not folder.is_dir():
         raise PpsdError(f"there is no folder {folder}: give the folder of a model")
     elif json_path.exists():
-        path, tokenizer = json_path, _JsonTokenizer(folder)
+        path, tokenizer = json_path, _JsonTokenizer(json_path, folder)
     elif model_path.exists():
         path, tokenizer = model_path, _SentencePieceTokenizer(model_path)
     else:
         raise PpsdError(f"{folder} has neither tokenizer.json nor tokenizer.model: copy one from the model's source")
     if vocab_size is not None and tokenizer.base_size > vocab_size:
-        raise PpsdError(
-            f"{path} has token ids up to {tokenizer.base_size - 1}, but the model's vocabulary ends at "
-            f"{vocab_size - 1}: take the tokenizer that belongs to this model"
-        )
+        raise unfit(path, "its vocabulary", f"of {tokenizer.base_size} tokens", f"one of at most {vocab_size}")
     return tokenizer
 
 
@@ -139,10 +135,7 @@ class Tokenizer(ABC):
         """The id of a folder's eos_token. PpsdError where that is no token."""
         token = names.get("eos_token")
         if token is not None and self.token_to_id(token) is None:
-            raise PpsdError(
-                f"the eos_token {one_line(token)!r} is not in the vocabulary of {path}, so answers would never end: "
-                "correct it in tokenizer_config.json"
-            )
+            raise unfit(path, "its vocabulary", f"without the eos_token {token!r} of tokenizer_config.json")
         return self._id_of(token)
 
     @abstractmethod
@@ -212,11 +205,12 @@ class _JsonTokenizer(Tokenizer):
     of tokenizer_config.json has no say), and its truncation and padding are switched off.
     """
 
-    def __init__(self, folder: AnyFolder, made: tokenizers.Tokenizer | None = None) -> None:
-        """made: in place of tokenizer.json."""
-        path = folder / "tokenizer.json"
-        text = "" if made else read_text(path, _MOST_BYTES)
-        with _library_errors(f"cannot load {path}", _DAMAGED), _panic_reports_dropped():
+    def __init__(
+        self, path: Path, folder: AnyFolder, made: tokenizers.Tokenizer | None = None, *, normalized: bool = True
+    ) -> None:
+        """made: in place of what is in `path`. normalized: what other files add may be found in normalised text."""
+        text = "" if made else read_text(path, MOST_BYTES)
+        with _library_errors(path), _panic_reports_dropped():
             self._tokenizer = made or tokenizers.Tokenizer.from_str(text)
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
@@ -233,7 +227,7 @@ class _JsonTokenizer(Tokenizer):
         names = special_tokens(folder)
         if all(token.content != names.get("eos_token") for token in _added_tokens(folder).values()):
             self._end_of(names, path)  # before it gets an id like the others
-        self._add_tokens(folder, names)
+        self._add_tokens(folder, names, normalized)
         known = self._tokenizer.get_added_tokens_decoder()
         self._bytes_of, self._leading_spaces = _compiled_decoder(state, path, {each.content for each in known.values()})
         special = {token.content for token in known.values() if token.special}
@@ -246,19 +240,19 @@ class _JsonTokenizer(Tokenizer):
         self.special_ids = frozenset(id for id in [*map(self.token_to_id, special), *ends] if id is not None)
         self.chat_template = ChatTemplate.from_folder(folder)
 
-    def _add_tokens(self, folder: AnyFolder, names: dict[str, str]) -> None:
+    def _add_tokens(self, folder: AnyFolder, names: dict[str, str], normalized: bool) -> None:
         """What the other files say of tokens: some that tokenizer.json lacks, and flags, which win over its own.
 
         In the order, and by the calls, of `TokenizersBackend.__init__` of transformers 5.
         """
         config = read_json_object(folder / "tokenizer_config.json", missing_ok=True)
         before = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        given = [token for _, token in sorted(_added_tokens(folder).items())]
+        given = [token for _, token in sorted(_added_tokens(folder, normalized).items())]
         texts = before | {token.content for token in given}
         given += [AddedToken(text, special=True) for text in _all_special(folder, names) if text not in texts]
         for token in given:
             token.special = token.special or token.content in names.values()
-        with _library_errors(f"cannot add the tokens of {folder / 'tokenizer_config.json'}", _DAMAGED):
+        with _library_errors(folder / "tokenizer_config.json"):
             self._tokenizer.add_tokens(given)
         self._tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
 
@@ -269,7 +263,7 @@ class _JsonTokenizer(Tokenizer):
         return self._tokenizer.id_to_token(id) if 0 <= id < self.vocab_size else None
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        with _library_errors(f"{self._path} cannot encode this text", "the file does not fit its own vocabulary"):
+        with _library_errors(self._path):
             if len(text) < _LONG:
                 return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
             # `encode` keeps the interpreter's lock all the while.
@@ -282,176 +276,58 @@ class _JsonTokenizer(Tokenizer):
         return known
 
 
-class _SentencePieceTokenizer(Tokenizer):
-    """tokenizer.model through the `sentencepiece` library, as transformers' (slow) LlamaTokenizer uses it.
+class _SentencePieceTokenizer(_JsonTokenizer):
+    """tokenizer.model, as transformers' LlamaTokenizer uses it: every text starts with a space of SentencePiece's own.
 
-    Added tokens (tokenizer_config.json, added_tokens.json), the model's control pieces and the named special tokens are
-    cut out of the text first; SentencePiece sees what lies between. SentencePiece starts every text with a space of its
-    own. The flag `legacy` of tokenizer_config.json (true where it is missing) says which pieces count as texts:
+    The flag `legacy` of tokenizer_config.json (true where it is missing) says which stretches count as texts:
 
-    - legacy: each of them, so a space comes after every special token, too (`<s>[INST]` is `<s>`, `▁[`, ...);
+    - legacy: each between special tokens, so a space comes after every one, too (`<s>[INST]` is `<s>`, `▁[`, ...);
     - else: the whole text is one, and only its start gets the space, unless it starts with an added token.
       `add_prefix_space` (by default what the model was trained with) says whether there is a space at all.
 
-    `add_bos_token` is true and `add_eos_token` false where tokenizer_config.json does not say. The options `lstrip` and
-    `rstrip` of added tokens are followed; `single_word` is not.
+    `add_bos_token` is true and `add_eos_token` false where tokenizer_config.json does not say.
     """
 
     def __init__(self, path: Path) -> None:
-        folder = path.parent
-        keys = ("legacy", "add_prefix_space", "add_bos_token", "add_eos_token")
-        legacy, prefix, bos, eos = _flags(folder / "tokenizer_config.json", *keys)
-        self._legacy = legacy is not False
-        model = read_bytes(path, _MOST_BYTES)
-        if _TIKTOKEN_LINE.match(model):
-            raise PpsdError(
-                f"{path} is in tiktoken's format, not SentencePiece's: take the model's tokenizer.json instead"
-            )
-        with _library_errors(f"cannot load {path}", f"{_DAMAGED}, or take the tokenizer.json of the same model"):
-            self._whole = _processor(model)
-            self._inner = self._whole if self._legacy else _processor(model + _NO_DUMMY_PREFIX)
-            self._pieces = [self._whole.id_to_piece(id) for id in range(self._whole.get_piece_size())]
-            has_prefix = self._whole.normalize("a").startswith(_METASPACE)
-        if not self._legacy and prefix is not None:
-            has_prefix = prefix
-        self._path = path
-        self._prefix = " " if has_prefix and not self._legacy else ""
-        self._leading_spaces = int(has_prefix)
-        self._load_special_tokens(folder, path)
-        self._around = (
-            [self.bos_id] if bos is not False and self.bos_id is not None else [],
-            [self.eos_id] if eos and self.eos_id is not None else [],
-        )
-        self._bytes = [self._bytes_of(id, piece) for id, piece in enumerate(self._pieces)]
-        self.chat_template = ChatTemplate.from_folder(folder)
+        where = path.parent / "tokenizer_config.json"
+        read = Reader(read_json_object(where, missing_ok=True), where)
+        legacy, prefix = read.boolean("legacy", True), read.raw.get("add_prefix_space")
+        prefix = None if prefix is None else read.boolean("add_prefix_space")
+        with _library_errors(path), _panic_reports_dropped():
+            pieces, made = read_sentencepiece(path, legacy, prefix)
+        super().__init__(path, path.parent, made, normalized=False)
+        self.bos_id = self.token_to_id("<s>") if self.bos_id is None else self.bos_id
+        self.eos_id = self.token_to_id("</s>") if self.eos_id is None else self.eos_id
+        self.special_ids |= {id for id in (self.bos_id, self.eos_id) if id is not None}
+        around = ((self.bos_id, "add_bos_token", True), (self.eos_id, "add_eos_token", False))
+        surround(made, *(self._token(id) if read.boolean(key, usual) else None for id, key, usual in around))
+        self._prefix = " " if pieces.prefix and not legacy else ""
+        self._added = tuple(token.content for token in made.get_added_tokens_decoder().values())
 
-    def _load_special_tokens(self, folder: Path, path: Path) -> None:
-        names = special_tokens(folder)
-        self._added = _added_tokens(folder)
-        self._added_ids = {token.content: id for id, token in self._added.items()}
-        self.base_size = len(self._pieces)
-        self.vocab_size = max(len(self._pieces), max(self._added, default=-1) + 1)
-        control = [id for id in range(len(self._pieces)) if self._whole.is_control(id) or self._whole.is_unknown(id)]
-        flagged = [id for id, token in self._added.items() if token.special]
-        named = [id for id in map(self.token_to_id, _all_special(folder, names)) if id is not None]
-        self.special_ids = frozenset(control + flagged + named)
-        self.bos_id = self._id_of(names.get("bos_token"))
-        self.eos_id = self._end_of(names, path)
-        if self.bos_id is None and self._whole.bos_id() >= 0:
-            self.bos_id = self._whole.bos_id()
-        if self.eos_id is None and self._whole.eos_id() >= 0:
-            self.eos_id = self._whole.eos_id()
-        texts = {self.id_to_token(id) or "": id for id in self.special_ids} | self._added_ids
-        texts.pop("", None)
-        self._cut_ids = texts
-        # The longest one first: where two tokens start at the same character, the longer one is meant.
-        longest_first = sorted(texts, key=len, reverse=True)
-        self._cut = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if texts else re.compile("(?!)")
-
-    def token_to_id(self, token: str) -> int | None:
-        if token in self._added_ids:
-            return self._added_ids[token]
-        id = int(self._whole.piece_to_id(token))
-        return id if self._pieces[id] == token else None  # the library answers the unknown token for what it lacks
-
-    def id_to_token(self, id: int) -> str | None:
-        if id in self._added:
-            return self._added[id].content
-        return self._pieces[id] if 0 <= id < len(self._pieces) else None
+    def _token(self, id: int | None) -> str | None:
+        return None if id is None else self.id_to_token(id)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        parts = self._cut.split(text)
-        for place in range(1, len(parts), 2):
-            added = self._added.get(self._cut_ids[parts[place]])
-            if added is not None and added.lstrip:
-                parts[place - 1] = parts[place - 1].rstrip()
-            if added is not None and added.rstrip:
-                parts[place + 1] = parts[place + 1].lstrip()
-        if parts[0]:
-            parts[0] = self._prefix + parts[0]
-        ids: list[int] = []
-        for place, part in enumerate(parts):
-            if place % 2:
-                ids.append(self._cut_ids[part])
-            elif part:
-                with _library_errors(f"{self._path} cannot encode this text", _DAMAGED):
-                    ids += self._encode_part(part)
-        before, after = self._around if add_special_tokens else ([], [])
-        return before + ids + after
-
-    def _encode_part(self, part: str) -> list[int]:
-        if self._legacy or not part.startswith((" ", _METASPACE)):
-            return list(self._inner.encode(part, out_type=int))
-        # Models that fold whitespace would drop a leading space, but this one separates words: shelter it.
-        return list(self._inner.encode("a" + part, out_type=int)[len(self._inner.encode("a", out_type=int)) :])
-
-    def _piece(self, id: int, first: bool) -> bytes | None:
-        if id in self._added:
-            return self._added[id].content.encode()
-        return self._bytes[id] if 0 <= id < len(self._bytes) else None
-
-    def _bytes_of(self, id: int, piece: str) -> bytes:
-        if self._whole.is_byte(id):
-            return bytes([int(piece[3:5], 16)])
-        if id in self.special_ids:
-            return piece.encode()
-        return piece.replace(_METASPACE, " ").encode()
+        prefix = "" if not text or text.startswith(self._added) else self._prefix
+        return super()._encode(prefix + text, add_special_tokens)
 
 
-_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
-
-# A protobuf message followed by another is their merge: this is a ModelProto with normalizer_spec (field 3) holding
-# add_dummy_prefix (field 3) = false, and spares the dependency on the protobuf package.
-_NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
-
-
-def _processor(model: bytes) -> Any:
-    import sentencepiece  # few models need it
-
-    processor = sentencepiece.SentencePieceProcessor()
-    processor.load_from_serialized_proto(model)
-    return processor
-
-
-def _flags(path: Path, *keys: str) -> list[bool | None]:
-    """What tokenizer_config.json says of each; None: nothing."""
-    config = read_json_object(path, missing_ok=True)
-    for key in keys:
-        if not isinstance(config.get(key), bool | None):
-            raise PpsdError(f"{path}: {key} must be true, false or null, not {shown(config[key])}")
-    return [config.get(key) for key in keys]
-
-
-def _added_tokens(folder: AnyFolder) -> dict[int, AddedToken]:
+def _added_tokens(folder: AnyFolder, normalized: bool = True) -> dict[int, AddedToken]:
     """The tokens that tokenizer_config.json adds, by id; where it has no such table, those of added_tokens.json."""
     path = folder / "tokenizer_config.json"
-    config = read_json_object(path, missing_ok=True)
-    added: dict[int, AddedToken] = {}
-    entries = config.get("added_tokens_decoder")
+    entries, added = read_json_object(path, missing_ok=True).get("added_tokens_decoder"), {}
     if entries is None:
         path, names = folder / "added_tokens.json", _all_special(folder, special_tokens(folder))
-        for content, id in read_json_object(path, missing_ok=True).items():
-            added[_valid_id(id, path)] = AddedToken(content, special=content in names)
-        return added
-    if not isinstance(entries, dict):
-        raise PpsdError(
-            f"{path}: added_tokens_decoder must be an object from ids to tokens: mend it or download it again"
-        )
-    for key, entry in entries.items():
-        if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
-            raise PpsdError(f'{path}: the added token {one_line(key)} has no "content": mend it or download it again')
+        listed = read_json_object(path, missing_ok=True).items()
+        entries = {str(id): {"content": content, "special": content in names} for content, id in listed}
+    for id, entry in entries.items() if isinstance(entries, dict) else [("added_tokens_decoder", entries)]:
+        content, number = token_content(entry), int(id) if str(id).isdecimal() and len(str(id)) < 19 else -1
+        if content is None or number < 0 or isinstance(entry, str):
+            raise unfit(path, f"the added token {shown(id)}", shown(entry), 'an object with an id and "content"')
         flags = {name: entry.get(name) is True for name in ("special", "lstrip", "rstrip", "single_word")}
-        normalized = entry["normalized"] is True if "normalized" in entry else not flags["special"]
-        added[_valid_id(key, path)] = AddedToken(entry["content"], **flags, normalized=normalized)
+        usual = entry["normalized"] is True if "normalized" in entry else not flags["special"]
+        added[number] = AddedToken(content, **flags, normalized=normalized and usual)
     return added
-
-
-def _valid_id(value: object, path: AnyFile) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise PpsdError(f"{path}: {shown(value)} is not a token id: mend it or download it again")
-    return value
 
 
 def _all_special(folder: AnyFolder, names: dict[str, str]) -> list[str]:
@@ -468,14 +344,14 @@ def _all_special(folder: AnyFolder, names: dict[str, str]) -> list[str]:
 
 
 @contextmanager
-def _library_errors(what: str, mend: str) -> Iterator[None]:
-    """Turns whatever a tokenizer library raises into one line: `what` (the error): `mend`."""
+def _library_errors(path: AnyFile) -> Iterator[None]:
+    """One line for whatever a tokenizer library raises."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, PpsdError):
         raise
     except BaseException as error:  # a panic inside the tokenizers library is not an Exception
-        raise PpsdError(f"{what} ({one_line(error)}): {mend}") from error
+        raise unfit(path, "its vocabulary", f"of no use ({one_line(error)})") from error
 
 
 _one_redirection = threading.Lock()
@@ -540,8 +416,7 @@ def _compiled_decoder(
             case None:
                 steps.append(_space_between)
             case _:
-                kind = one_line(spec.get("type"))
-                raise PpsdError(f"{path} has a decoder that is not supported ({kind} in {one_line(state)})")
+                raise unfit(path, "its decoder", shown(state))
 
     def bytes_of(token: str, first: bool) -> bytes:
         value: str | bytes = token

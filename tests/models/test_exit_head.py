@@ -211,7 +211,7 @@ def test_int8_rounds_matrices_as_the_cpu_does(checkpoint, tmp_path):
     tensors = load_file(paths[1])
     del tensors["layers.0.mlp.up_proj.weight.scales"]
     save_file(tensors, paths[2], read_metadata(paths[1]))
-    with pytest.raises(PpsdError, match="layers.0.mlp.up_proj.weight lacks its scales"):
+    with pytest.raises(PpsdError, match="tensor layers.0.mlp.up_proj.weight.scales is missing"):
         HeadFile.load(paths[2], checkpoint)
 
 

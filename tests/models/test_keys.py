@@ -151,7 +151,7 @@ def test_keys_of_config_json_that_are_refused() -> None:
     values = {"hidden_act": "gelu", "num_experts": 8, "num_local_experts": 8}
     assert set(values) == set(documented()["config.json"]["refused"])
     for key, value in values.items():
-        with pytest.raises(PpsdError, match=f"config.json: {key} = {value!r}"):
+        with pytest.raises(PpsdError, match=f"config.json: {key} is {value!r}"):
             LlamaConfig.from_dict(tiny_config(**{key: value}))
     assert documented()["rope_parameters"]["refused"] == ["partial_rotary_factor"]
     with pytest.raises(PpsdError, match="partial_rotary_factor"):
@@ -190,5 +190,5 @@ def test_keys_of_gguf_that_are_refused(tmp_path: Path) -> None:
         path = write_gguf(
             tmp_path / "m.gguf", values={**metadata(), name: neutral.get(key, 2.0 if "attention" in key else 2)}
         )
-        with pytest.raises(PpsdError, match=re.escape(f"{name} = ")):
+        with pytest.raises(PpsdError, match=re.escape(f"{name} is ")):
             Checkpoint(path)

@@ -340,19 +340,18 @@ def test_fp8_in_blocks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method = 'bitsandbytes' is not supported"),
-        ({"quant_method": "mxfp4"}, "'mxfp4'"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method is 'bitsandbytes'"),
+        ({"quant_method": "mxfp4"}, "quant_method is 'mxfp4'"),
         ({}, None),
-        ({"quant_method": "awq", "version": "gemv"}, "version = 'gemv'"),
-        ({"quant_method": "awq", "bits": 3}, "bits = 3"),
-        ({"quant_method": "gptq", "bits": 3}, "bits = 3"),
-        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format = 'marlin'"),
-        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "format = 'nvfp4-pack-quantized'"),
+        ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'"),
+        *(({"quant_method": method, "bits": 3}, "bits is 3") for method in ("awq", "gptq")),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized'"),
         (
             {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"a": {"weights": {}}}},
-            "num_bits = None",
+            "num_bits is None",
         ),
-        ([1], "value = \\[1\\]"),
+        ([1], "quant_method is "),
     ],
 )
 def test_other_schemes_are_named(
@@ -371,8 +370,7 @@ def test_other_schemes_are_named(
     save_file(tensors, path)
     with pytest.raises(PpsdError, match=named) as caught:
         Checkpoint(folder)
-    assert "\n" not in str(caught.value)
-    assert "take such a copy of the model, the unquantised one, or a .gguf file" in str(caught.value)
+    assert str(caught.value).startswith(f"{folder / 'config.json'}: quantization_config: ")
 
 
 @pytest.mark.parametrize("part", ["qweight", "qzeros", "scales", "g_idx"])
@@ -388,6 +386,6 @@ def test_parts_that_do_not_fit(part: str, tmp_path: Path) -> None:
         return {**parts, part: parts[part].repeat(3, *[1] * (parts[part].dim() - 1))}
 
     folder = quantised(tmp_path / "m", {"quant_method": "gptq", "bits": 4, "group_size": 32}, pack)
-    with pytest.raises(PpsdError, match=r"layers\.\d\.[a-z_.]*(qweight|qzeros|scales|g_idx) has shape") as caught:
+    with pytest.raises(PpsdError, match=r"layers\.\d\.[a-z_.]*(qweight|qzeros|scales|g_idx) is of shape") as caught:
         Checkpoint(folder)
     assert "\n" not in str(caught.value)

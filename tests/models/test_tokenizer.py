@@ -577,15 +577,31 @@ def test_vocabulary_larger_than_the_model(byte_level: Path, make_spm_folder: Cal
         size = load_tokenizer(folder).base_size
         assert load_tokenizer(folder, size).vocab_size > size  # tokens that were added, and that nobody uses
         load_tokenizer(folder, size + 64)
-        message = error_of(folder, size - 1)
-        assert f"{file} has token ids up to {size - 1}" in message
-        assert f"ends at {size - 2}" in message
+        assert f"{file}: its vocabulary is of {size} tokens" in error_of(folder, size - 1)
 
 
 def test_tiktoken_in_the_place_of_sentencepiece(tmp_path: Path) -> None:
     """Meta's own Llama 3 files have it."""
     (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\nIw== 2\n")
-    assert "tokenizer.model is in tiktoken's format, not SentencePiece's" in error_of(tmp_path)
+    assert "tokenizer.model: its vocabulary is of no use" in error_of(tmp_path)
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+@pytest.mark.parametrize("options", [{"model_type": "unigram"}, {"model_type": "bpe", "split_digits": True}])
+def test_other_sentencepiece_models(tmp_path: Path, options: dict[str, Any], legacy: bool) -> None:
+    """SentencePiece's usual kind; and with its usual normalisation, which folds spaces."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS * 10), model_writer=model, vocab_size=380, byte_fallback=True,
+        character_coverage=0.99, minloglevel=2, **options,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(model.getvalue())
+    write_json(tmp_path / "tokenizer_config.json", {"legacy": legacy})
+    tokenizer, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    for text in ("Hello world", "a  b   c", "The ﬁrst ①", "你好，世界！龘", "Ünïcödé 12345", "x" * 50):
+        ids = judge.encode(text, out_type=int)
+        assert tokenizer.encode(text, add_special_tokens=False) == ids
+        assert tokenizer.decode(ids) == judge.decode(ids)
 
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -711,7 +727,7 @@ def test_stderr_is_left_as_it_was(byte_level, capfd, monkeypatch):
 )
 def test_unsupported_decoder(byte_level: Path, tmp_path: Path, decoder: dict[str, object]) -> None:
     message = error_of(damaged_json(byte_level, tmp_path, decoder=decoder))
-    assert "tokenizer.json has a decoder that is not supported" in message
+    assert "tokenizer.json: its decoder is " in message
 
 
 def test_a_damaged_model_gives_an_error_or_a_tokenizer(make_spm_folder: Callable[..., Path]) -> None:

@@ -123,7 +123,7 @@ def test_a_layer_that_it_cannot_hear(folder, tmp_path, tap, said):
     head = loud_head(Checkpoint(folder).hash, exit_layer=1, tap=2)
     head.info = replace(head.info, tap=tap)
     head.save(path)
-    with pytest.raises(PpsdError, match=f"cannot hear layer {tap}: one of kind feedback hears .* {said}"):
+    with pytest.raises(PpsdError, match=f"with the tap {tap}: this model takes {said}"):
         load(folder, path)
 
 
