@@ -4,7 +4,6 @@ import argparse
 import ctypes
 import os
 import signal
-import sqlite3
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 from ..errors import PpsdError, UsageError
 from ..extras import need
 from ..learning.heads import LearnedHeads
-from ..learning.kept import MOST_BYTES, Lock, bytes_of, forget, read_days, read_model, read_records, take_over
+from ..learning.kept import MOST_BYTES, Lock, bytes_of, forget, read_days, read_model, read_records
 from ..models.checkpoint import Checkpoint
 from ..models.resolve import resolve_model
 from ..models.tokenizer import load_tokenizer
@@ -86,10 +85,6 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 
 def _open(folder: Path) -> tuple[dict[str, str], Checkpoint, LearnedHeads]:
     told = read_model(folder)
-    try:
-        take_over(folder)
-    except (OSError, sqlite3.Error) as error:
-        raise PpsdError(f"cannot read the answers in {folder}: {error}") from None
     checkpoint = Checkpoint(resolve_model(told["name"]))
     if checkpoint.hash != told["hash"]:
         raise PpsdError(f"{told['name']} has other weights than those whose answers {folder} keeps")

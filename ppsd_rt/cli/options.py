@@ -3,7 +3,21 @@
 from argparse import SUPPRESS, ArgumentParser
 from typing import Any
 
-from .values import address, at_most, group, length, named, number, option, positive, seconds, setting, silence, whole
+from .values import (
+    address,
+    at_most,
+    group,
+    length,
+    named,
+    number,
+    option,
+    positive,
+    seconds,
+    setting,
+    several,
+    silence,
+    whole,
+)
 
 ALL = "all"
 MODELS = "models"
@@ -168,12 +182,12 @@ def pull_options(parser: ArgumentParser) -> None:
 def distill_options(parser: ArgumentParser) -> None:
     add = group(parser, "what to train")
     what = "one head for each, in one pass; 0: on the embeddings [a tenth of the layers: 3 for the default model]"
-    add("--exit-layer E[,E...]", what)
+    add("--exit-layer E[,E...]", what, several(whole))
     kinds = "one head of each, in the same pass: feedback, layer, two-layer, adapter; ngram: only count, in minutes"
-    add("--kind KIND[,KIND...]", kinds, default="feedback")
+    add("--kind KIND[,KIND...]", kinds, several(named), default="feedback")
     what = "a head to go on from; none: the model's last layers [with --prompts the head that ships, else none]"
     add("--begin HEAD", what, named)
-    add("--draft-vocabulary N[,N...]", "most frequent ids; 0: all", default="4096")
+    add("--draft-vocabulary N[,N...]", "most frequent ids; 0: all", several(whole), default="4096")
     add("--intermediate-size N", "neurons of its MLP; 0: as the model [by its width]", whole)
     add("--feedback-rank R", "of its feedback matrices; 0: full [by the same]", whole)
     add("--tap LAYER", "a layer in the middle that a feedback head hears; 0: none [as --begin's, else 0]", whole)
@@ -187,7 +201,7 @@ def distill_options(parser: ArgumentParser) -> None:
     add("--hours H", "as many tokens as can be sampled and trained on in H hours", number)
     add("--slots N", "texts sampled side by side; CPU: up to 64 [64; as many as a GPU's memory holds]", at_most(10**5))
     add("--epochs N", "passes over the sampled text", at_most(10**4), default=3)
-    add("--batch-tokens N", "answer tokens per step", whole, default=4096)
+    add("--batch-tokens N", "answer tokens per step", positive, default=4096)
     add("--learning-rate LR", "at its highest [by the model's width; 0.005 for 576]", number)
     add("--seed S", "same seed, same head [0]", whole, default=0)
     add("--judged-by FILE", "prompts to keep out of the text [the development prompts]", named)

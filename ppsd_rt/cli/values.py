@@ -95,6 +95,11 @@ def positive(text: str) -> int:
     return value
 
 
+def several(each: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """One or more with commas between them, each counted once."""
+    return lambda text: tuple(dict.fromkeys(each(part.strip()) for part in text.split(",")))
+
+
 def at_most(most: int) -> Callable[[str], int]:
     """A whole number from 1 to `most`."""
 

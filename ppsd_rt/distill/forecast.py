@@ -1,17 +1,19 @@
 """What a run will take on this machine, and what its heads are worth: measured in moments, before and after."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from .._native import Costs
+from ..cpu.backend import CpuBackend
+from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
 from ..models.llama import LlamaForCausalLM
 from ..pipeline.schedule import MAX_CHUNK
 from ..planning.closed_forms import draft_then_verify
-from .samplers import Sampler
+from .samplers import NativeSampler, Sampler
 from .shards import HELD_OUT_SLOTS, STEPS, Text
 from .train import Trainer, TrainSettings
 
@@ -36,21 +38,29 @@ class Forecast:
         """Seconds."""
         return self.settings.steps(tokens) * self.step_seconds
 
-    def shards_within(self, seconds: float, slots: int) -> int:
+    def shards_within(self, hours: float, slots: int) -> int:
         """Shards of training text that can be sampled, with one that is held out, and trained on; perhaps none."""
         shard, held_out = slots * STEPS, min(slots, HELD_OUT_SLOTS) * STEPS
-        return max(0, int((seconds - self.sampling(held_out)) / (self.sampling(shard) + self.training(shard))))
+        return max(0, int((3600 * hours - self.sampling(held_out)) / (self.sampling(shard) + self.training(shard))))
 
 
-def sampling_speed(sampler: Sampler, begin: int, clock: Clock = time.perf_counter, steps: int = 6) -> float:
-    """Tokens a second, of texts that begin with so many tokens."""
-    texts = [sampler.write([0] * begin, 0.0, 0, steps * sampler.stride + 1) for _ in range(sampler.slots)]
+def sampling_speed(sampler: Sampler, clock: Clock = time.perf_counter, steps: int = 6) -> float:
+    """Tokens a second, of texts of usual length."""
+    begin = [0] * min(193, sampler.capacity // 2)  # of which the texts share three blocks
+    texts = [sampler.write(begin, 0.0, 0, steps * sampler.stride + 1) for _ in range(sampler.slots)]
     while not all(text.begun for text in texts):  # warms up
         sampler.step()
     before = clock()
     for _ in range(steps - 1):
         sampler.step()
     return sampler.slots * sampler.stride * (steps - 1) / (clock() - before)
+
+
+def native_speed(checkpoint: Checkpoint, format: str, threads: int, slots: int, keep: Sequence[int]) -> float:
+    """Of the C++ engine; its model and KV caches are gone before anything else is measured."""
+    backend = CpuBackend(checkpoint, format, "cpu", threads)
+    longest = min(512, checkpoint.config.max_position_embeddings)
+    return sampling_speed(NativeSampler(backend, slots, longest, keep, ()))
 
 
 def step_seconds(

@@ -153,24 +153,18 @@ class Mix:
         return replace(self, families=tuple(family for family in self.families if family in fits or not family.about))
 
 
-def mix_of(tokenizer: Tokenizer, end_ids: frozenset[int], starters: Path = STARTERS) -> Mix:
-    """The mix of this model and this file. Raises PpsdError, one line, when the template or the file cannot be used."""
-    spec = read_json_object(starters)
+def mix_of(tokenizer: Tokenizer, end_ids: frozenset[int]) -> Mix:
+    """The mix of this model. Raises PpsdError, one line, when its template cannot be used."""
+    spec = read_json_object(STARTERS)
 
     def encode(text: str) -> Ids:
         return tuple(tokenizer.encode(text, add_special_tokens=False))
 
-    try:
-        plain = _family(PLAIN, spec["text"], _encode_plain(tokenizer))
-        if tokenizer.chat_template is None:
-            return Mix((), (), (plain,), end_ids)
-        openings, between, again = _frame(tokenizer, spec["system"])
-        described = {**spec["families"], **spec["documents"]}
-        families = [_family(name, family, encode) for name, family in described.items()]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        page = "docs/reference/file-formats.md"
-        raise PpsdError(f"{starters} does not hold starters as {page} describes them ({what})") from None
+    plain = _family(PLAIN, spec["text"], _encode_plain(tokenizer))
+    if tokenizer.chat_template is None:
+        return Mix((), (), (plain,), end_ids)
+    openings, between, again = _frame(tokenizer, spec["system"])
+    families = [_family(name, family, encode) for name, family in (spec["families"] | spec["documents"]).items()]
     families = [family for family in families if again or not family.goes_on]
     return Mix(
         tuple(map(encode, openings)),
@@ -200,8 +194,6 @@ def _encode_plain(tokenizer: Tokenizer) -> Encode:
 
 def _family(name: str, spec: dict[str, Any], encode: Encode) -> Family:
     about, passages = tuple(spec.get("about", ())), int(spec.get("passages", 1))
-    if not spec["starters"] or not spec["weight"] > 0:
-        raise ValueError(f"family {name} needs starters and a weight above 0")
     cut = [text.partition(_PASSAGE) if about else (text, "", "") for text in spec["starters"]]
     starters = tuple((encode(before), encode(after) if after else ()) for before, _, after in cut)
     goes_on = bool(spec.get("goes_on", False))

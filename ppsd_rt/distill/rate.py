@@ -9,7 +9,7 @@ one judges: a head on the embeddings was worse than a guess after that, at each 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from math import inf
 from statistics import fmean
 
 KNOWN_WIDTH, KNOWN_RATE = 576, 5e-3
@@ -32,45 +32,26 @@ def rate_to_go_on(hidden_size: int, steps: float) -> float:
     return float(f"{first_rate(hidden_size) * GOES_ON * min(1.0, (steps / ENOUGH_STEPS) ** 0.5):.2g}")
 
 
-@dataclass(frozen=True)
-class Trial:
-    """How the first steps at a rate ended: the loss of the best head, and of who only knows how frequent ids are."""
-
-    rate: float
-    loss: float
-    guess: float
-
-    @property
-    def learns(self) -> bool:
-        return self.loss < self.guess  # false for NaN
-
-
 def trial_steps(steps: int, batch_tokens: int) -> int:
     """Of a run of so many steps; 0: it has no trial."""
     trial = max(TRIAL, -(-TRIAL_TOKENS // batch_tokens))
     return trial if steps >= 2 * trial else 0
 
 
-def judging(losses: Sequence[float]) -> float:
-    """Of a step's losses, one of each head: the best head's; NaN where one of them is."""
-    return min(losses, key=lambda loss: (loss == loss, loss))
+def judged(steps: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """A trial by the last quarter of its steps: the best head's loss, infinite where one has diverged, and a guess's.
 
-
-def ended(rate: float, losses: Sequence[float], guesses: Sequence[float]) -> Trial:
-    """By the last quarter of a trial's steps; losses: those that judge each step."""
-    last = -max(1, len(losses) // 4)
-    return Trial(rate, fmean(losses[last:]), fmean(guesses[last:]))
-
-
-def next_rate(trials: Sequence[Trial]) -> float | None:
-    """After these trials, the last of which did not learn: the rate to begin anew with; None: go on with this one.
-
-    Lower as long as that helps; else that of the best trial.
+    steps: of each the losses of the heads, and that of who only knows how frequent ids are.
     """
-    *before, last = trials
-    best = min(reversed(trials), key=lambda trial: (trial.loss != trial.loss, trial.loss))
-    if before and best is not last and last.loss == last.loss:
-        return best.rate
-    if len(trials) == MOST_TRIALS:
-        return None if best is last else best.rate
-    return last.rate / LOWER
+    last = steps[-max(1, len(steps) // 4) :]
+    best = (min(losses) if all(loss == loss for loss in losses) else inf for *losses, _ in last)
+    return fmean(best), fmean(guess for *_, guess in last)
+
+
+def next_rate(trials: Sequence[tuple[float, float]]) -> float:
+    """What to train with after these trials, which have taught nothing: lower while that helps, else the best one's.
+
+    trials: loss and rate of each.
+    """
+    best, last = min(trials), trials[-1]
+    return best[1] if len(trials) == MOST_TRIALS or best[0] < last[0] < inf else last[1] / LOWER

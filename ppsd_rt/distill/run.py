@@ -1,8 +1,10 @@
 """A distillation from beginning to end, in a folder of its own, resumable at any moment."""
 
+import hashlib
 import json
 import math
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ..cpu.backend import CpuBackend
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.config import LlamaConfig
@@ -20,11 +21,11 @@ from ..models.head_file import KINDS, NGRAM, HeadFile, HeadInfo, save_head
 from ..models.llama import LlamaForCausalLM
 from ..models.tokenizer import Tokenizer
 from .deduplication import Deduplication
-from .forecast import Forecast, sampling_speed, step_seconds
+from .forecast import Forecast, native_speed, sampling_speed, step_seconds
 from .mix import mix_of
 from .prompts import FAMILY, NO_PROMPTS, Prompts
-from .rate import Trial, ended, judging, next_rate, trial_steps
-from .samplers import MOST_SLOTS, NativeSampler, Sampler, TorchSampler, slots_within
+from .rate import first_rate, judged, next_rate, trial_steps
+from .samplers import MOST_SLOTS, TorchSampler, slots_within
 from .shards import HELD_OUT, STEPS, NativeSamplers, Plan, Text, read_shard, torch_samplers, write_shards
 from .successors import count_successors, foreseen
 from .train import Trainer, TrainSettings, batches
@@ -33,7 +34,9 @@ CHECKPOINT_SECONDS = 45.0  # an interruption loses less than a minute
 PEEK_STEPS = 25  # steps between looks at the held-out text
 READ_STEPS = {"cpu": 1, "cuda": 8}  # steps between reads of the losses, for which a GPU is waited for
 PEEK_TEXTS = 48  # greedy texts of such a look; the end uses all
+TOKENS = 2_000_000  # to sample, where nothing is said
 MOST_NATIVE_SLOTS = 64  # rows of one pass of the C++ engine
+SLOTS = f"from 1 to {MOST_NATIVE_SLOTS} on a CPU, to 100,000 on a GPU"
 KNOWN_COUNT = 4  # times more that an id counts which the head drafts that training begins with
 WIDE = 1024  # from this hidden size on, a whole layer of the model is more than a head needs
 TEXT_SETTINGS = ("model_hash", "slots", "seed", "format", "prompts", "prompts_share")  # that decide what is sampled
@@ -71,19 +74,51 @@ class Settings:
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
-        for kind in self.kinds:
-            if kind not in (*KINDS[1:], NGRAM):
-                raise UsageError(f"head kind {kind!r} cannot be trained; kinds are {', '.join((*KINDS[1:], NGRAM))}")
-        if min(self.tokens, self.slots, self.train.epochs, self.train.batch_tokens) < 1:
-            raise UsageError("--tokens, --slots, --epochs and --batch-tokens must be at least 1")
-        if self.format and self.slots > MOST_NATIVE_SLOTS:
-            raise UsageError(f"--slots must be at most {MOST_NATIVE_SLOTS} on a CPU, not {self.slots}")
-        if not 0 < self.train.learning_rate < math.inf:
-            raise UsageError(f"--learning-rate must be above 0, not {self.train.learning_rate}")
-        if min(self.draft_vocabularies) < 0:
-            raise UsageError(f"--draft-vocabulary must be 0 (all ids) or more, not {min(self.draft_vocabularies)}")
-        if not 0 <= self.seed < 2**32:
-            raise UsageError(f"--seed must be from 0 to 2^32 - 1, not {self.seed}")
+        trained = (*KINDS[1:], NGRAM)
+        for what, value, fits, wanted in (
+            ("--kind", self.kinds, set(self.kinds) <= {*trained}, f"of {', '.join(trained)}"),
+            ("--tokens", self.tokens, self.tokens > 0, "at least 1"),
+            ("--slots", self.slots, 0 < self.slots <= (MOST_NATIVE_SLOTS if self.format else 10**5), SLOTS),
+            ("--learning-rate", self.train.learning_rate, 0 < self.train.learning_rate < math.inf, "above 0"),
+            ("--draft-vocabulary", self.draft_vocabularies, min(self.draft_vocabularies) >= 0, "0 (all ids) or more"),
+            ("--seed", self.seed, 0 <= self.seed < 2**32, "from 0 to 2^32 - 1"),
+        ):
+            if not fits:
+                raise UsageError(f"{what} must be {wanted}, not {value}")
+
+    @classmethod
+    def from_args(
+        cls, args: Namespace, checkpoint: Checkpoint, begin: HeadFile | None, prompts: Prompts, format: str
+    ) -> "Settings":
+        """What the options of `ppsd-run distill` say, and what is usual where they say nothing."""
+        config, info = checkpoint.config, begin.info if begin else None
+        neurons, rank = (info.intermediate_size, info.feedback_rank) if info else default_sizes(config)
+        layer = info.exit_layer if info else default_exit_layer(config.num_hidden_layers)
+
+        def said(value: int | None, usual: int) -> int:
+            return usual if value is None else value
+
+        return cls(
+            model_hash=checkpoint.hash,
+            kinds=args.kind,
+            exit_layers=tuple(sorted(args.exit_layer or (layer,))),
+            tokens=said(args.tokens, TOKENS),
+            draft_vocabularies=tuple(size if size < config.vocab_size else 0 for size in args.draft_vocabulary),
+            slots=said(args.slots, MOST_NATIVE_SLOTS),
+            seed=args.seed,
+            format=format,
+            begin=hashlib.sha256(begin.path.read_bytes()).hexdigest()[:16] if begin and begin.path else "",
+            prompts=prompts.hash,
+            prompts_share=prompts.share,
+            intermediate_size=said(args.intermediate_size, neurons),
+            feedback_rank=said(args.feedback_rank, rank),
+            tap=said(args.tap, info.tap if info else 0),
+            train=TrainSettings(
+                first_rate(config.hidden_size) if args.learning_rate is None else args.learning_rate,
+                batch_tokens=args.batch_tokens,
+                epochs=args.epochs,
+            ),
+        )
 
     @property
     def shards(self) -> int:
@@ -127,7 +162,7 @@ class Distillation:
 
     def __post_init__(self) -> None:
         model, settings, checkpoint = self.model, self.settings, self.checkpoint
-        self.trials: list[Trial] = []
+        self.trials: list[tuple[float, float]] = []  # loss and rate of each
         self.judged = False  # the learning rate stays
         self.infos = [
             HeadInfo(
@@ -155,6 +190,10 @@ class Distillation:
         if self.device.type == "cuda":
             torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape
 
+    def with_settings(self, **changes: Any) -> "Distillation":
+        """The same job, of changed settings; nothing has begun yet."""
+        return replace(self, settings=replace(self.settings, **changes))
+
     def usual_slots(self) -> int:
         """As many as a pass, or a GPU's memory, has room for, but so few that the text to sample has four shards."""
         if self.device.type != "cuda":
@@ -174,25 +213,15 @@ class Distillation:
 
     def forecast(self) -> Forecast:
         """Measured now, in seconds; with `workers` threads, where the run has processes, which are a little faster."""
-        settings = self.settings
-        sampled = self._sampling_speed()
+        settings, longest = self.settings, min(512, self.checkpoint.config.max_position_embeddings)
+        if settings.format:
+            speed = native_speed(self.checkpoint, settings.format, self.workers, settings.slots, self.plan.keep)
+        else:
+            speed = sampling_speed(TorchSampler(self.model, settings.slots, longest, settings.seed, ()))
         size = 0 if 0 in settings.draft_vocabularies else max(settings.draft_vocabularies)
         heads = [ExitHead.from_model(self.model, info, [*range(size)] or None) for info in self.infos]
-        states = bool(settings.format)
-        seconds = step_seconds(self.model, heads, settings.train, states) if heads else 0.0
-        return Forecast(sampled, seconds, settings.train)
-
-    def _sampling_speed(self) -> float:
-        """In a method of its own: its model and KV caches are gone before a step of training is measured."""
-        settings, config = self.settings, self.checkpoint.config
-        longest = min(512, config.max_position_embeddings)
-        sampler: Sampler
-        if settings.format:
-            backend = CpuBackend(self.checkpoint, settings.format, "cpu", self.workers)
-            sampler = NativeSampler(backend, settings.slots, longest, self.plan.keep, ())
-        else:
-            sampler = TorchSampler(self.model, settings.slots, longest, settings.seed, ())
-        return sampling_speed(sampler, min(193, longest // 2))  # of which the texts share three blocks
+        seconds = step_seconds(self.model, heads, settings.train, bool(settings.format)) if heads else 0.0
+        return Forecast(speed, seconds, settings.train)
 
     def sample(self) -> Iterator[Progress]:
         """Text: the held-out shard, then the shards to train on; those that are there already are kept."""
@@ -269,32 +298,31 @@ class Distillation:
 
     def _begin_training(self, texts: Sequence[Text], steps: int, rate: float) -> None:
         self.trainer = Trainer(self.model, self._fresh_heads(), texts, self.settings.train, steps, rate)
-        self.trial: list[tuple[float, float]] = []  # of the first steps: the best head's loss, and that of a guess
+        self.trial: list[Sequence[float]] = []  # of the first steps the losses of the heads, and that of a guess
 
     def _begins_anew(self, read: Sequence[Sequence[float]], trial: int, steps: int) -> bool:
         """With another learning rate, where the first `trial` steps have taught nothing. read: of each step since the
         last time the losses of the heads and of a guess."""
         if self.trainer.step > trial or self.judged:
             return False
-        self.trial += [(judging(losses), guess) for *losses, guess in read]
+        self.trial += read
         if self.trainer.step < trial:
             return False
-        self.trials.append(ended(self.trainer.rate, *zip(*self.trial, strict=True)))
-        last = self.trials[-1]
-        rate = None if last.learns else next_rate(self.trials)
-        self.judged = rate is None or rate > last.rate
-        self._log(trial=asdict(last), next_rate=rate)
-        if last.learns:
+        loss, guess = judged(self.trial)
+        self.trials.append((loss, self.trainer.rate))
+        now, rate = self.trainer.rate, self.trainer.rate if loss < guess else next_rate(self.trials)
+        self.judged = rate >= now
+        self._log(trial={"rate": now, "loss": loss, "guess": guess}, next_rate=rate)
+        if loss < guess:
             return False
-        goes_on = "goes on all the same, for no rate did better" if rate is None else f"begins anew with {rate:.2g}"
+        goes_on = "goes on all the same, for no rate did better" if rate == now else f"begins anew with {rate:.2g}"
         self.tell(
-            f"a learning rate of {last.rate:.2g} teaches nothing: after {trial} steps the loss is "
-            f"{last.loss:.2f}, and a guess by frequency has {last.guess:.2f}; training {goes_on}"
+            f"a learning rate of {now:.2g} teaches nothing: after {trial} steps the loss is {loss:.2f}, and a guess by "
+            f"frequency has {guess:.2f}; training {goes_on}"
         )
-        if rate is None:
-            return False
-        self._begin_training(self.trainer.texts, steps, rate)
-        return True
+        if rate != now:
+            self._begin_training(self.trainer.texts, steps, rate)
+        return rate != now
 
     def save(self, path: Callable[[HeadInfo, int], Path]) -> list[Path]:
         """Write every head, cut to every draft vocabulary, to path(head, size) -> the files.
@@ -326,7 +354,7 @@ class Distillation:
         """All ids: the special ones, then the others as often as they come up in the sampled answers."""
         config = self.checkpoint.config
         special = [id for id in sorted(self.tokenizer.special_ids) if id < config.vocab_size]
-        counts = torch.cat([text.ids[text.answer :] for text in texts]).bincount(minlength=config.vocab_size)
+        counts = torch.cat([text.written for text in texts]).bincount(minlength=config.vocab_size)
         if self.begin is not None and self.begin.draft_ids is not None:
             counts[torch.from_numpy(self.begin.draft_ids).long()] += KNOWN_COUNT
         return list(dict.fromkeys([*special, *counts.argsort(descending=True, stable=True).tolist()]))
@@ -337,11 +365,7 @@ class Distillation:
     def _fresh_heads(self) -> list[ExitHead]:
         sizes = self.settings.draft_vocabularies
         largest = None if 0 in sizes else self._draft_ids(max(sizes))
-        heads = [ExitHead.from_model(self.model, info, largest) for info in self.infos]
-        for head in heads:
-            if self.begin is not None:
-                head.begin_as(self.begin)
-        return heads
+        return [ExitHead.from_model(self.model, info, largest, self.begin) for info in self.infos]
 
     def _save(self) -> None:
         state = {
@@ -350,7 +374,7 @@ class Distillation:
             "optimizer": self.trainer.optimizer.state_dict(),
             "rate": self.trainer.rate,
             "trial": self.trial,
-            "trials": [asdict(trial) for trial in self.trials],
+            "trials": self.trials,
             "judged": self.judged,
         }
         path = self.folder / "training.pt"
@@ -367,8 +391,7 @@ class Distillation:
                     head.load_state_dict(parameters)
                 self.trainer.optimizer.load_state_dict(state["optimizer"])
                 self.trainer.step, self.trainer.rate = state["step"], state["rate"]
-                self.trial, self.judged = [(loss, guess) for loss, guess in state["trial"]], state["judged"]
-                self.trials = [Trial(**trial) for trial in state["trials"]]
+                self.trial, self.trials, self.judged = state["trial"], state["trials"], state["judged"]
             except MemoryError:
                 raise
             except Exception:  # torch and pickle raise of every kind
@@ -416,5 +439,5 @@ def _coverage(texts: Sequence[Text], draft_ids: Sequence[int] | None) -> float |
     if not texts:
         return None
     known = torch.tensor(sorted(draft_ids))
-    answers = torch.cat([text.ids[text.answer :] for text in texts])
+    answers = torch.cat([text.written for text in texts])
     return float(torch.isin(answers, known).float().mean())

@@ -51,6 +51,15 @@ class Text:
     family: int = 0
     states: Mapping[int, States] = field(default_factory=dict)
 
+    @property
+    def written(self) -> Tensor:
+        return self.ids[self.answer :]
+
+    @property
+    def tokens(self) -> int:
+        """Of the answer."""
+        return len(self.ids) - self.answer
+
     def after(self, layer: int) -> Tensor:
         """[length, hidden] bfloat16: the hidden states after this many layers."""
         return torch.from_numpy(self.states[layer]).view(torch.bfloat16)

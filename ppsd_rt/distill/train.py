@@ -84,7 +84,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate * self._warmth()
         self.optimizer.zero_grad(set_to_none=True)
-        rows = sum(len(self.texts[index].ids) - self.texts[index].answer for index in batch)
+        rows = sum(self.texts[index].tokens for index in batch)
         losses = torch.zeros(len(self.heads), device=self.device)
         self.guess = torch.zeros((), device=self.device)
         for part in self._areas(self.texts, batch):
@@ -242,8 +242,7 @@ def _counts(texts: Sequence[Text], vocabulary: int) -> Tensor:
     """[vocabulary] float32: how often an id comes up in the answers, and once more."""
     counts = torch.ones(vocabulary)
     for text in texts:
-        answer = text.ids[text.answer :]
-        counts.index_add_(0, answer, torch.ones(len(answer)))
+        counts.index_add_(0, text.written, torch.ones(text.tokens))
     return counts
 
 
@@ -268,7 +267,7 @@ def batches(texts: Sequence[Text], settings: TrainSettings, seed: int) -> list[l
     The texts of a step are of like length, so that little is padding: WINDOW steps share theirs out by length.
     """
     generator = torch.Generator().manual_seed(seed)
-    answers = [len(text.ids) - text.answer for text in texts]
+    answers = [text.tokens for text in texts]
     size = max(1, round(WINDOW * settings.batch_tokens * len(texts) / max(1, sum(answers))))
     steps: list[list[int]] = []
     for _ in range(settings.epochs):

@@ -30,7 +30,6 @@ import numpy.typing as npt
 
 from ..errors import PpsdError, UsageError
 from ..models.files import one_line, parse_json
-from . import old_log
 
 MOST_BYTES = 64 << 20  # of all answers: some 16 million ids
 PARTS = 16  # the oldest of so many goes at a time
@@ -143,7 +142,8 @@ class Kept:
         if not secret.exists():
             write_whole(secret, secrets.token_hex(16).encode())
         self.secret = secret.read_bytes()
-        take_over(self.folder)
+        if not (self.folder / _NAME).exists():
+            _write_anew(self.folder, (), {})
         if not _is_whole(self.folder):
             _LOG.warning("%s is damaged: what can be read of it stays", self.folder / _NAME)
             _write_anew(
@@ -329,17 +329,3 @@ def _write_anew(folder: Path, records: Iterable[Record], days: dict[str, list[in
     for rest in ("-wal", "-shm"):
         (folder / (_NAME + rest)).unlink(missing_ok=True)
     os.replace(path, folder / _NAME)
-
-
-def take_over(folder: Path) -> None:
-    """A new file where there is none, with what an earlier version has kept there. Raises OSError, sqlite3.Error."""
-    if (folder / _NAME).exists():
-        return
-    days: dict[str, list[int]] = {}
-    with suppress(OSError, ValueError, TypeError):
-        found = parse_json((folder / "days.json").read_text())
-        days = {str(date): [int(judged), int(accepted)] for date, (judged, accepted) in found.items()}
-    old = old_log.files(folder)
-    _write_anew(folder, (Record(*record, None) for path in old for record in old_log.read(path)), days)
-    for path in (*old, folder / "days.json"):
-        path.unlink(missing_ok=True)

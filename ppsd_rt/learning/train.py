@@ -18,7 +18,7 @@ import torch
 from ..cpu.backend import CpuBackend
 from ..cpu.machine import spare_memory
 from ..distill.deduplication import Deduplication, runs_of
-from ..distill.forecast import sampling_speed, step_seconds
+from ..distill.forecast import native_speed, step_seconds
 from ..distill.mix import STARTERS, mix_of
 from ..distill.prompts import Prompts, encode
 from ..distill.rate import first_rate
@@ -92,8 +92,8 @@ class Learning:
             yield "reading answers", len(texts), len(judged) + len(learned)
         judged, learned = texts[: len(judged)], texts[len(judged) :]
         old, new = self._head(before), self._head(before)
-        tokens = sum(map(_tokens, learned))
-        mixed = [*learned, *own[newest([*map(_tokens, own)], tokens) :]]
+        tokens = sum(text.tokens for text in learned)
+        mixed = [*learned, *own[newest([text.tokens for text in own], tokens) :]]
         steps = batches(mixed, self.settings, self.seed)
         judge = Trainer(self.model, [old], [], self.settings, 1)
         trainer = Trainer(self.model, [new], mixed, self.settings, len(steps), RATE * first_rate(config.hidden_size))
@@ -123,14 +123,12 @@ class Learning:
         if before is None:
             return 0.0
         layers = before.info.states(self.checkpoint.config.num_hidden_layers)
-        backend = CpuBackend(self.checkpoint, self.format, "cpu", self.threads)
-        longest = min(512, self.checkpoint.config.max_position_embeddings)
-        speed = sampling_speed(NativeSampler(backend, self.slots, longest, layers, ()), min(193, longest // 2))
+        speed = native_speed(self.checkpoint, self.format, self.threads, self.slots, layers)
         plan = self._own_text(layers)
         judged, learned, _ = self._divide(Deduplication(self.tokenizer, ()), self._most(layers))
         passed = plan.tokens(plan.missing()) + sum(len(text.ids) for text in (*judged, *learned))
-        trained = 2 * self.settings.epochs * sum(map(_tokens, learned))
-        accepted = 2 * sum(map(_tokens, judged)) + (1 + len(SHARES)) * len(plan.prompts.held_out) * MAX_ANSWER
+        trained = 2 * self.settings.epochs * sum(text.tokens for text in learned)
+        accepted = 2 * sum(text.tokens for text in judged) + (1 + len(SHARES)) * len(plan.prompts.held_out) * MAX_ANSWER
         steps = (trained + accepted / 3) / self.settings.batch_tokens  # to judge takes a third: nothing goes back
         return passed / speed + steps * step_seconds(self.model, [self._head(before)], self.settings, True)
 
@@ -191,7 +189,7 @@ class Learning:
     def _judge(
         self, judge: Trainer, trainer: Trainer, judged: Sequence[Text], fixed: Sequence[Text], tokens: int
     ) -> Outcome:
-        sizes = [*map(_tokens, judged)]
+        sizes = [text.tokens for text in judged]
         own_before, own_after = judge.accept(fixed)[0][0], 0.0
         whole = [weight.detach().clone() for weight in trainer.heads[0].parameters()]
         for kept in SHARES:
@@ -223,9 +221,7 @@ class Learning:
 
     def _head(self, file: HeadFile) -> ExitHead:
         ids = None if file.draft_ids is None else file.draft_ids.tolist()
-        head = ExitHead.from_model(self.model, file.info, ids)
-        head.begin_as(file)
-        return head
+        return ExitHead.from_model(self.model, file.info, ids, file)
 
 
 def _alike(record: Record, other: Record) -> bool:
@@ -238,11 +234,6 @@ def _alike(record: Record, other: Record) -> bool:
         return False
     runs = ({*runs_of(one.ids[one.answer :], LEAST_KEPT).tolist()} for one in (record, other))
     return not set.isdisjoint(*runs)
-
-
-def _tokens(text: Text) -> int:
-    """Of the answer."""
-    return len(text.ids) - text.answer
 
 
 def gain_of(before: Sequence[float], after: Sequence[float], sizes: Sequence[int]) -> tuple[float, float]:

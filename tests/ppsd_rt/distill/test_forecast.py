@@ -39,7 +39,7 @@ def ticking(seconds):
 
 def test_sampling_speed_counts_what_comes_after_the_first_step():
     writer = Writer()
-    assert sampling_speed(writer, 193, ticking(0.5), steps=6) == 8 * 2 * 5 / 0.5
+    assert sampling_speed(writer, ticking(0.5), steps=6) == 8 * 2 * 5 / 0.5
     assert len(writer.texts) == 8 and writer.steps == 4 + 5  # four to read
 
 
@@ -56,10 +56,12 @@ def test_a_forecast_adds_up():
     assert forecast.settings.steps(5000) == 10
     assert forecast.training(5000) == 20
     shard = 1024 / 1000 + forecast.training(1024)
-    assert forecast.shards_within(1.024 + 3 * shard, slots=1) == 3
-    assert forecast.shards_within(1.0, slots=1) == 0
+    assert forecast.shards_within((1.024 + 3 * shard) / 3600, slots=1) == 3
+    assert forecast.shards_within(1.0 / 3600, slots=1) == 0
     few, many = HELD_OUT_SLOTS * 1.024, 1000 * shard
-    assert forecast.shards_within(few + 2.01 * many, slots=1000) == 2, "what is held out does not grow with the slots"
+    assert forecast.shards_within((few + 2.01 * many) / 3600, slots=1000) == 2, (
+        "what is held out does not grow with the slots"
+    )
 
 
 def test_what_a_head_lets_expect():

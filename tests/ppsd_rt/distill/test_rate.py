@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ppsd_rt.distill.rate import MOST_TRIALS, Trial, ended, first_rate, judging, next_rate, rate_to_go_on, trial_steps
+from ppsd_rt.distill.rate import MOST_TRIALS, first_rate, judged, next_rate, rate_to_go_on, trial_steps
 
 NAN = float("nan")
 
@@ -24,32 +24,25 @@ def test_short_runs_have_no_trial():
     assert trial_steps(50, 1 << 20) == 25
 
 
-def test_the_best_head_judges_and_none_that_has_diverged_hides():
-    assert judging([8.0, 6.4]) == judging([6.4, 8.0]) == 6.4
-    assert all(math.isnan(judging(losses)) for losses in ([math.nan, 6.4], [6.4, math.nan]))
-
-
-def test_a_trial_is_judged_by_its_last_quarter():
-    trial = ended(0.1, [9, 9, 9, 9, 9, 9, 5, 3], [7, 7, 7, 7, 7, 7, 6, 4])
-    assert trial == Trial(0.1, loss=4, guess=5)
-    assert trial.learns
-    assert not Trial(0.1, 5, 5).learns
-    assert not Trial(0.1, NAN, 5).learns
+def test_a_trial_is_judged_by_the_best_head_in_its_last_quarter():
+    """And no head that has diverged hides behind another one."""
+    steps = [[9.0, 9.0, 7.0]] * 6 + [[8.0, 5.0, 6.0], [3.0, 4.0, 4.0]]
+    assert judged(steps) == (4, 5)
+    assert judged([[NAN, 6.4, 5]]) == judged([[6.4, NAN, 5]]) == (math.inf, 5)
 
 
 @pytest.mark.parametrize(
     ("losses", "rate"),
     [
         ([9], 3),  # lower
-        ([NAN], 3),
+        ([math.inf], 3),
         ([9, 8], 1),  # it helps: lower still
-        ([NAN, NAN], 1),
+        ([math.inf] * 2, 1),
         ([8, 9], 9),  # it does not: back
-        ([8, NAN], 1),  # nothing is known of this one
-        ([9, 8, 7, 6, 5], None),  # enough: go on
-        ([NAN] * MOST_TRIALS, None),
+        ([8, math.inf], 1),  # nothing is known of this one
+        ([9, 8, 7, 6, 5], 9 / 81),  # enough: go on
+        ([math.inf] * MOST_TRIALS, 9 / 81),
     ],
 )
 def test_the_next_rate(losses, rate):
-    trials = [Trial(9 / 3**number, loss, guess=1) for number, loss in enumerate(losses)]
-    assert next_rate(trials) == (rate if rate is None else pytest.approx(rate))
+    assert next_rate([(loss, 9 / 3**number) for number, loss in enumerate(losses)]) == pytest.approx(rate)

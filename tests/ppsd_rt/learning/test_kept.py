@@ -1,13 +1,10 @@
 """What is kept of answers: whole after every fault, bounded, one writer's, and gone when it is to be."""
 
-import json
 import logging
 import shutil
 import stat
-import struct
 import subprocess
 import sys
-import zlib
 from contextlib import closing
 
 import numpy as np
@@ -162,25 +159,6 @@ def test_the_oldest_answers_go_where_there_are_too_many_and_leave_no_trace(tmp_p
     assert gone not in data and there in data
     kept = keep(kept.folder, most_bytes=most)
     assert kept.add(*text(0, 10)), "what has gone may come again"
-
-
-def test_an_old_folder_is_read_once_and_what_it_keeps_is_nobodys(tmp_path):
-    def packed(number, flags):
-        ids = np.array([*text(number)[0], *text(number)[1]], "<i4").tobytes()
-        rest = struct.pack("<IIIIQ", len(ids) // 4, 3, flags, 20_000, 5) + ids
-        return struct.pack("<I", zlib.crc32(rest)) + rest
-
-    (tmp_path / "model.json").write_text(json.dumps(TOLD))
-    (tmp_path / "secret").write_text("s")
-    (tmp_path / "days.json").write_text('{"2024-10-03": [8, 5]}')
-    (tmp_path / "answers-00000.bin").write_bytes(packed(1, 3) + packed(2, 2) + packed(3, 3)[:-5])
-    (tmp_path / "answers-00001.bin").write_bytes(packed(4, 1))
-    kept = keep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} >= {"answers.sqlite", "model.json", "secret"}
-    assert not [*tmp_path.glob("*.bin")] and not (tmp_path / "days.json").exists()
-    assert (kept.days, kept.secret, kept.tokens) == ({"2024-10-03": [8, 5]}, b"s", 60)
-    found = [(record.ids[0], record.free, record.owner) for record, _ in read_records(tmp_path, VOCABULARY)]
-    assert found == [(1, True, None), (2, False, None), (4, True, None)], "owner 0 may have been everybody"
 
 
 def test_a_folder_has_one_writer_and_one_model(tmp_path):
