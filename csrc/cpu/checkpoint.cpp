@@ -11,29 +11,28 @@ bool has(const NamedTensors& tensors, const std::string& name) { return tensors.
 // Absent if it may be.
 Tensor tensor_of(const NamedTensors& tensors, const std::string& name, int64_t rows, int64_t columns, bool required = true) {
   const auto found = tensors.find(name);
-  if (found == tensors.end()) {
-    if (required) throw std::runtime_error("tensor " + name + " is missing");
-    return {};
-  }
-  if (found->second.rows != rows || found->second.columns != columns)
-    throw std::runtime_error("tensor " + name + " is not of the expected shape");
-  return found->second;
+  const bool there = found != tensors.end();
+  if (there ? found->second.rows != rows || found->second.columns != columns : required)
+    throw std::runtime_error("tensor " + name + " is missing or of another shape than [" + std::to_string(rows) + ", " +
+                             std::to_string(columns) + "]");
+  return there ? found->second : Tensor{};
 }
 
 // layer: whose way of attending it has. inner: the width of its MLP; 0: it has none
-// width: what queries, keys and values read
+// width: what queries, keys and values read; 0: a hidden state
 LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, const ModelShape& s, int layer, int64_t inner,
-                      int64_t width) {
+                      int64_t width = 0) {
   LayerTensors t;
   t.attention = s.attention_of(layer);
-  const auto get = [&](const std::string& name, int64_t rows, int64_t columns, bool required) {
+  const auto get = [&](const std::string& name, int64_t rows, int64_t columns, bool required = true) {
     return tensor_of(tensors, prefix + name, rows, columns, required);
   };
-  t.input_norm = get("input_layernorm.weight", s.hidden_size, 1, true);
-  t.q = get("self_attn.q_proj.weight", s.q_outputs(), width, true);
-  t.k = get("self_attn.k_proj.weight", s.kv_outputs(), width, true);
-  t.v = get("self_attn.v_proj.weight", s.kv_outputs(), width, true);
-  t.o = get("self_attn.o_proj.weight", s.hidden_size, s.q_outputs(), true);
+  if (width == 0) width = s.hidden_size;
+  t.input_norm = get("input_layernorm.weight", s.hidden_size, 1);
+  t.q = get("self_attn.q_proj.weight", s.q_outputs(), width);
+  t.k = get("self_attn.k_proj.weight", s.kv_outputs(), width);
+  t.v = get("self_attn.v_proj.weight", s.kv_outputs(), width);
+  t.o = get("self_attn.o_proj.weight", s.hidden_size, s.q_outputs());
   t.q_bias = get("self_attn.q_proj.bias", s.q_outputs(), 1, false);
   t.k_bias = get("self_attn.k_proj.bias", s.kv_outputs(), 1, t.q_bias.present());
   t.v_bias = get("self_attn.v_proj.bias", s.kv_outputs(), 1, t.q_bias.present());
@@ -43,19 +42,15 @@ LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, co
   if (t.q_norm.present() && s.head_dim > kMostHeadDim)
     throw std::runtime_error(prefix + ": norms of queries and keys need a head_dim of 256 at most");
   if (inner > 0) {
-    t.post_norm = get("post_attention_layernorm.weight", s.hidden_size, 1, true);
-    t.gate = get("mlp.gate_proj.weight", inner, s.hidden_size, true);
-    t.up = get("mlp.up_proj.weight", inner, s.hidden_size, true);
-    t.down = get("mlp.down_proj.weight", s.hidden_size, inner, true);
+    t.post_norm = get("post_attention_layernorm.weight", s.hidden_size, 1);
+    t.gate = get("mlp.gate_proj.weight", inner, s.hidden_size);
+    t.up = get("mlp.up_proj.weight", inner, s.hidden_size);
+    t.down = get("mlp.down_proj.weight", s.hidden_size, inner);
     t.gate_bias = get("mlp.gate_proj.bias", inner, 1, false);
     t.up_bias = get("mlp.up_proj.bias", inner, 1, t.gate_bias.present());
     t.down_bias = get("mlp.down_proj.bias", s.hidden_size, 1, t.gate_bias.present());
   }
   return t;
-}
-
-LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, const ModelShape& s, int layer, int64_t inner) {
-  return layer_of(tensors, prefix, s, layer, inner, s.hidden_size);
 }
 
 std::vector<LayerTensors> layers_of(const NamedTensors& tensors, const ModelShape& shape, int first, int last) {
