@@ -35,7 +35,7 @@ _ENDING = 0.1  # seconds between two looks for answers that nobody will work on 
 
 
 class RanksBackend(LoopBackend):
-    """Stages of this many layers each; `slices` has made `drafter`, which is what rank 0 holds of the model.
+    """Stages of this many layers each; `slices` has packed what rank 0 drafts with.
 
     words: of the longest message. link_delay: see RankOptions.
     """
@@ -47,14 +47,13 @@ class RanksBackend(LoopBackend):
         self,
         groups: dict[int, Any],
         control: Control,
-        drafter: _native.Drafter,
         slices: CpuSlices,
         head: HeadInfo | None,
         sizes: Sequence[int],
         words: int,
         link_delay: float,
     ) -> None:
-        self._groups, self._control, self._drafter, self._slices, self._words = groups, control, drafter, slices, words
+        self._groups, self._control, self._slices, self._words = groups, control, slices, words
         self._link_delay = link_delay
         super().__init__()
         self._head, self.sizes, self._blocks = head, tuple(sizes), 0
@@ -101,7 +100,7 @@ class RanksBackend(LoopBackend):
         return self._slices.with_head(file)
 
     def swap_head(self, file: HeadFile, packed: _native.Model) -> None:
-        """Changes to a head of the same sizes, between answers: what was said stays known, and what drafts cost."""
+        """Changes to a head of the same sizes, between answers: what was said stays known."""
         loop = self._answers.loop
         while not loop.draft_with(packed):  # until the round is over in which the last answer has ended
             self._control.failed.wait(0.002)

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 from ...cli.options import model_options, sampling_options, schedule_options
 from ...cli.values import Add, at_most, group, named, number, positive, probability, whole, zero_or
-from ...printable import quoted
 
 Item = TypeVar("Item")
 _OFF = "off"
@@ -22,21 +21,12 @@ def list_of(item: Callable[[str], Item]) -> Callable[[str], list[Item]]:
     return parse
 
 
-def words(text: str) -> list[str]:
-    """A list of names, for argparse."""
-    if not all(text.split(",")):
-        raise argparse.ArgumentTypeError(f"{quoted(text)} has an empty item")
-    return list(dict.fromkeys(text.split(",")))
+words = list_of(named)
 
 
 def acceptance(text: str) -> float | None:
-    """`off`: the exit head's own drafts."""
-    if text == _OFF:
-        return None
-    try:
-        return probability(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f"{error}, or {_OFF}") from None
+    """A probability; None, the exit head's own drafts, for `off`."""
+    return None if text == _OFF else probability(text)
 
 
 def bench_options(parser: argparse.ArgumentParser) -> None:

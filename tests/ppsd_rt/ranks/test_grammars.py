@@ -79,7 +79,7 @@ class Controls:
         self.last, self.first = self._end(0), self._end(1)
         self.told = grammars.AnswerGrammars(self.last, make)
         slices = SimpleNamespace(dtype="int8", threads=1, blocks=1, bytes=1)
-        self.backend = RanksBackend({}, self.first, None, slices, None, (2, 4), 1, 0.0)
+        self.backend = RanksBackend({}, self.first, slices, None, (2, 4), 1, 0.0)
 
     def _end(self, peer):
         handlers = {}
