@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: run quick test test-slow test-all clients lint types tidy sanitize fuzz virtual-gpu wheel check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt, then compare with plain decoding in turns
-	@echo "[4/4] answering with the default model; the first answers also measure what each step costs here"
+	@echo "[4/4] answering with the default model"
 	@command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && echo "This machine has a GPU. The cuda backend has run on one H200 only; to try it: pip install '.[cuda]', then ppsd-run --backend cuda. This answer takes the CPU." || true
 	@$(BIN)/ppsd-run --backend cpu --max-tokens 128 "$(PROMPT)"
 	@echo "Three short prompts, with drafts and plainly in turns:"

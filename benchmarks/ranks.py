@@ -1,4 +1,4 @@
-"""Pipelines over ranks of one host, against plain decoding on the same ranks, formula, simulator and one process.
+"""Pipelines over ranks of one host, against plain decoding on the same ranks and one process.
 
     python benchmarks/ranks.py --stages 17,13 --acceptance 0.6,0.8,0.9 > benchmarks/results/...-ranks.json
     python benchmarks/ranks.py --stages 17,13 --link-ms 0.1,1,5 --schedules plain,eesd,ppsd,elastic,auto
@@ -8,9 +8,7 @@ For every link delay the ranks are started anew by torchrun. Drafts come from an
 an untrained head of one layer and 8192 ids after the first stage (the work is what a trained one would do). With
 `--trained` they come from the head that ships, on one development prompt of each family. Schedules
 take turns, so that slow moments of the machine hit all of them; of the repeats of one answer the lower quartile counts.
-Formula and simulator get the acceptance that the oracle's coins came to. Every answer is compared with
-plain decoding's. Stages are timed right before each round of schedules, for the machine changes its pace from minute to
-minute; closed_form and over_simulated: the median of answers, each with the costs of its own moment.
+Every answer is compared with plain decoding's.
 """
 
 import argparse
@@ -19,23 +17,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt._native import StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.bench.cli.options import list_of
 from ppsd_rt.bench.cli.prompt_files import first_of_each_family, read_prompts
-from ppsd_rt.bench.simulate import simulate
 from ppsd_rt.cli.info import machine
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadInfo, save_head
 from ppsd_rt.models.resolve import resolve_model
-from ppsd_rt.pipeline.schedule import Schedule, parse_schedule
-from ppsd_rt.planning.closed_forms import closed_form
 from ppsd_rt.ranks.world import find_world
 
 PROMPT = "Why is the sky blue?"
@@ -65,22 +58,19 @@ def questions(args: argparse.Namespace) -> list[str]:
     return [prompt.prompt for prompt in first_of_each_family(read_prompts(None), 1)][: args.seeds]
 
 
-def measure(engine: Engine, args: argparse.Namespace, costs: Callable[[], Any] | None) -> dict[str, Any]:
-    """Every schedule at every acceptance (None: what the head has), and the costs right before each round of them.
+def measure(engine: Engine, args: argparse.Namespace) -> dict[str, Any]:
+    """Every schedule at every acceptance (None: what the head has).
 
     tokens: of each seed's answer, after the first one.
     """
     params = SamplingParams(max_tokens=args.tokens, ignore_eos=not args.trained)
     prompts = [engine.encode([{"role": "user", "content": question}]) for question in questions(args)]
     truths = [engine.generate(prompt, params, "plain").run().ids for prompt in prompts]
-    moments: list[Any] = []
     times: dict[tuple[str, float | None, int], list[float]] = {}
     judged: dict[tuple[float | None, int], tuple[int, int]] = {}
     for _ in range(args.repeats):
         for acceptance in args.acceptance:
             for seed, (prompt, truth) in enumerate(zip(prompts, truths, strict=True)):
-                if costs:
-                    moments.append({"acceptance": acceptance, "seed": seed, "costs": costs()})
                 for name in args.schedules:
                     drafts = name != "plain" and acceptance is not None
                     options = RunOptions(oracle=Oracle((*prompt, *truth), acceptance, seed) if drafts else None)
@@ -101,7 +91,7 @@ def measure(engine: Engine, args: argparse.Namespace, costs: Callable[[], Any] |
             speed = sum(tokens) / sum(sorted(each)[len(each) // 4] for each in seconds)
             row = {"schedule": name, "acceptance": acceptance, "realised": realised, "tokens_per_second": speed}
             rows.append({**row, "seconds": seconds})
-    return {"rows": rows, "tokens": tokens, "moments": moments}
+    return {"rows": rows, "tokens": tokens}
 
 
 def work(args: argparse.Namespace) -> None:
@@ -111,7 +101,7 @@ def work(args: argparse.Namespace) -> None:
         engine = Engine.from_pretrained(
             args.model, exit_head=args.head, backend="cpu", dtype=args.dtype, threads=args.threads
         )
-        print(MEASURED, json.dumps(measure(engine, args, None)))
+        print(MEASURED, json.dumps(measure(engine, args)))
         return
     from ppsd_rt.ranks.launch import RankOptions, join, leave
 
@@ -127,9 +117,7 @@ def work(args: argparse.Namespace) -> None:
     )
     joined = join(world, options)
     if joined is not None:
-        known = getattr(joined.backend, "measure", None)
-        costs = (lambda: [c.to_dict() for c in known()]) if known else None
-        print(MEASURED, json.dumps(measure(joined, args, costs)), flush=True)
+        print(MEASURED, json.dumps(measure(joined, args)), flush=True)
     leave(joined, 0)
 
 
@@ -157,46 +145,16 @@ def run(args: argparse.Namespace, ranks: int, **changes: Any) -> Any:
 
 
 def pipeline(args: argparse.Namespace, delay: float) -> dict[str, Any]:
-    """Of len(args.stages) ranks, with links of `delay` milliseconds; beside formula and simulator."""
+    """Of len(args.stages) ranks, with links of `delay` milliseconds."""
     result = run(args, len(args.stages), link_ms=[delay])
-    moments: dict[tuple[float | None, int], list[list[StageCosts]]] = {}
-    for moment in result.pop("moments"):
-        costs = [StageCosts(**each) for each in moment["costs"]]
-        moments.setdefault((moment["acceptance"], moment["seed"]), []).append(costs)
     plain = {r["acceptance"]: r["tokens_per_second"] for r in result["rows"] if r["schedule"] == "plain"}
     for row in result["rows"]:
         row["speedup"] = row["tokens_per_second"] / plain[row["acceptance"]]
-        schedule, acceptance = parse_schedule(row["schedule"]), row["realised"] or 0.0  # 0: nothing was drafted
-        if not isinstance(schedule, Schedule):
-            continue
-        then = [moments[row["acceptance"], seed] for seed in range(len(result["tokens"]))]
-        formulas = [closed_form(schedule, alone, acceptance) for each in then for alone, _ in each]
-        row["closed_form"] = None if None in formulas else median(filter(None, formulas))
-        row["over_simulated"] = median(
-            tokens / seconds / predicted(tokens, schedule, overlapped(*costs), acceptance)
-            for tokens, answers, each in zip(result["tokens"], row["seconds"], then, strict=True)
-            for seconds, costs in zip(answers, each, strict=True)
-        )
     return {"link_ms": delay, **result}
 
 
 def one_process(args: argparse.Namespace, threads: int) -> Any:
     return run(args, 1, threads=threads)
-
-
-def overlapped(alone: StageCosts, beside: StageCosts) -> StageCosts:
-    """Each rank alone, and how many times longer they take beside each other."""
-    from ppsd_rt.ranks.costs import side_by_side
-
-    costs = side_by_side(alone, beside).overlapped
-    assert costs is not None
-    return costs
-
-
-def predicted(tokens: int, schedule: Schedule, costs: StageCosts, acceptance: float) -> float:
-    """Tokens per second of answers of this length, over several seeds."""
-    runs = [simulate(schedule, costs, acceptance, tokens, seed=seed) for seed in range(8)]
-    return sum(len(r.tokens) for r in runs) / sum(r.seconds for r in runs)
 
 
 def parsed(options: Sequence[str] | None = None) -> argparse.Namespace:

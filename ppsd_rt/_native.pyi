@@ -221,69 +221,7 @@ class Loop:
     def fail(self, line: str) -> None:
         """End all answers with this line; by the thread that calls `work`."""
     capacity: Final[int]
-    counts: Final[dict[str, int]]  # draft_seconds: a float
-
-class StageCosts:
-    """Seconds of draft steps, verification passes and messages, after CONTEXT rows of text; see csrc/core/costs.h.
-
-    row_step: a row through the early layers, or a table by the number of rows; draft_step: a row and the exit head.
-    verify: of each verification stage, or of the one there is, passes over 1 to 16 (at most 64) rows.
-    first_draft: the first draft after a pass; plain: a row and its pass, again and again; 0: what the others say.
-    step_deeper, verify_deeper: what each further row of text adds to a step, and to a pass.
-    links: seconds to each verification stage, and of the verdict; one number: each. link_row: more for each row.
-    draft_interference, verify_interference: how many times longer each takes while the other works.
-
-    Raises ValueError for what costs cannot be.
-    """
-
-    CONTEXT: int
-    def __init__(
-        self,
-        row_step: float | Sequence[float],
-        draft_step: float,
-        verify: Sequence[float] | Sequence[Sequence[float]],
-        *,
-        first_draft: float = ...,
-        plain: float = ...,
-        step_deeper: float = ...,
-        verify_deeper: Sequence[float] | Sequence[Sequence[float]] = ...,
-        links: float | Sequence[float] = ...,
-        link_row: float = ...,
-        draft_interference: float = ...,
-        verify_interference: float = ...,
-    ) -> None: ...
-    row_step: Final[float]
-    draft_step: Final[float]
-    first_draft: Final[float]
-    plain: Final[float]
-    step_deeper: Final[float]
-    link_row: Final[float]
-    links: Final[tuple[float, ...]]
-    verify: Final[tuple[float, ...]]  # through all stages, without links
-    stages: Final[tuple[tuple[float, ...], ...]]
-    verify_deeper: Final[tuple[float, ...]]  # of several stages: tuples
-    plain_step: Final[float]
-    def step(self, rows: int, draw: bool) -> float: ...
-    def round(self, drafts: int) -> float: ...
-    def draft_share(self, drafts: int) -> float: ...  # of a plain step, on average
-    def after(self, context: int) -> StageCosts: ...
-    def replace(self, **changes: Any) -> StageCosts: ...
-    @staticmethod
-    def between(measured: Mapping[int, float], rows: int = ...) -> tuple[float, ...]: ...
-    def to_dict(self) -> dict[str, Any]: ...  # the constructor's arguments
-
-class Costs:
-    """What a calibration measures, in seconds: stages in turns, and side by side (None: they cannot be).
-
-    Raises ValueError for what cannot have been measured.
-    """
-
-    def __init__(self, turns: StageCosts, overlapped: StageCosts | None = ..., crowded: bool = ...) -> None: ...
-    turns: Final[StageCosts]
-    overlapped: Final[StageCosts | None]
-    crowded: Final[bool]
-    plain_seconds: Final[float]
-    def to_dict(self) -> dict[str, Any]: ...
+    counts: Final[dict[str, int]]
 
 class Ngrams:
     """What followed 1 to 16 tokens in all texts of an engine, in so many bytes at most: copies come from here."""
@@ -314,7 +252,6 @@ class Engine:
     threads: Final[int]
     pin_problem: Final[str]
     def time_kernel(self, name: str, rows: int, context: int, repeats: int) -> KernelTime: ...
-    def calibrate(self, overlaps: bool = ...) -> Costs: ...  # overlaps: measure that too, if there are threads for it
     def logits(self, ids: Sequence[int], last: int) -> npt.NDArray[np.float32]: ...
     def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]: ...
 
@@ -334,16 +271,6 @@ class Stages:
     def verify(self, start: int, ids: Sequence[int], last: int) -> list[int]:
         """Rows that `draft` ran through the other layers -> the model's own id after each of the `last` ones."""
     def learn(self, position: int) -> None: ...  # feedback heads receive this verified row's last hidden state
-
-def simulate(
-    *,
-    schedule: Schedule,
-    tokens: int,
-    acceptance: Sequence[float],
-    seed: int,
-    costs: StageCosts,
-    trace: bool,
-) -> tuple[list[tuple[float, Round]], list[int], list[tuple[str, int, int, float, float]]]: ...
 
 class CudaError(RuntimeError):
     """What the CUDA driver said, in one line."""
@@ -465,14 +392,7 @@ def pass_words(hidden: int, taps: int = 0) -> int: ...  # of the longest message
 def wire_clock() -> int: ...
 def precise_waits() -> None: ...  # of the calling thread: the system may otherwise wake it 50 us late
 def sleep_until(clock: int) -> None: ...
-
-class StationCounts:
-    """What a verification stage has done, and the seconds of passes that counted."""
-
-    passes: Final[int]
-    rows: Final[int]
-    dropped_passes: Final[int]
-    seconds: Final[float]
+def drafting_block_bytes(model: Model) -> int: ...  # of rank 0's layers and exit head
 
 class Station:
     """Layers [first, last) of a model on the C++ kernels, as a stage of the loop: passes come, arrays of int32 words,
@@ -501,14 +421,7 @@ class Station:
 
     def close(self) -> None: ...
     def busy_seconds(self) -> float: ...
-    def counts(self) -> StationCounts: ...
+    passes: Final[int]  # that it has worked on to their end
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # on the wire_clock()
-
-class Drafter:
-    """Layers before the exit, and the exit head, on the C++ kernels: what the loop's steps cost."""
-
-    def __init__(self, model: Model, cores: Sequence[int], threads: int) -> None: ...
-    block_bytes: Final[int]
-    def time_step(self, draw: bool, context: int) -> float: ...
 
 testing: ModuleType  # what only tests and benchmarks call, csrc/tests/bindings.cpp

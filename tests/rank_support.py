@@ -59,7 +59,7 @@ class Pipeline:
         head = find_head(str(head or f"norm:{sizes[0]}"), checkpoint)
         taps = head.taps if head else ()
         self.slices = [CpuSlices(checkpoint, format, kv, 1, []) for _ in sizes]
-        self.drafter = self.slices[0].drafter(head, sizes[0])
+        self.slices[0].pack_drafting(head, sizes[0])
         self.stations = []
         for rank in range(1, len(sizes)):
             first, last = sum(sizes[:rank]), sum(sizes[: rank + 1])

@@ -12,8 +12,9 @@ from typing import Any
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.bench.cli.prompt_files import first_of_each_family, read_prompts
-from ppsd_rt.bench.simulate import costs_of_stages, growth, simulate
+from ppsd_rt.bench.simulate import simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
+from ppsd_rt.planning.closed_forms import Pipeline
 
 from .experiment import Experiment, Found, Parts, given, interval, markdown
 
@@ -101,8 +102,8 @@ def over_stages(rows: Sequence[dict[str, Any]]) -> float:
     sums = [[sum(row["by_place"][place][i] for row in rows) for i in (0, 1)] for place in range(PLACES)]
     known = next((place for place, (_, judged) in enumerate(sums) if judged < FEW), PLACES)
     acceptance = [right / judged for right, judged in sums[: max(known, 1)]]  # later places are like the last one
-    costs = costs_of_stages([0.16 / STAGES] * STAGES, 0.0005, growth(0.02), 0.001)
-    return simulate(parse_schedule("ppsd"), costs, acceptance, 5000).tokens_per_second * costs.plain_step
+    pipeline = Pipeline((0.16 / STAGES,) * STAGES, head=0.0005, row_share=0.02, link=0.001)
+    return simulate(parse_schedule("ppsd"), pipeline, acceptance, 5000).speedup
 
 
 def accepted_of_judged(rows: Sequence[dict[str, Any]]) -> float:

@@ -18,10 +18,6 @@ SHARES = "plain, tensor-parallel"  # of older results: the baseline is gone
 LINKS = (0, 1, 5)  # milliseconds
 
 
-def shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
 def parts(quick: bool) -> Parts:
     """As many ranks as there are cores for them, and 3 everywhere."""
     counts = [n for n in ORACLE if n <= max(3, os.cpu_count() or 1)]
@@ -60,7 +56,7 @@ def speed(case: dict[str, Any], schedule: str) -> float:
 
 
 def table(found: Found) -> str:
-    """Speeds are times the plain decoding of the same processes, in brackets by the simulator's speed."""
+    """Speeds are times the plain decoding of the same processes."""
     rows = []
     for part, case in found.items():
         drafts = next((kind for kind in KINDS if part.endswith(kind)), None)
@@ -70,13 +66,11 @@ def table(found: Found) -> str:
         row = [drafts.partition(",")[0], str(case["processes"]), f"{case['link_ms']:g}", f"{case['load']:.0f}"]
         row += [f"{plain:.0f}", f"{plain / speed(found[f'one process, {drafts}'], 'plain'):.2f}"]
         for each in case["rows"]:
-            beside = f" ({each['over_simulated']:.2f})" if "over_simulated" in each else ""
-            row += [f"{each['tokens_per_second'] / plain:.2f}{beside}"] if each["schedule"] != "plain" else []
-            row += [shown(each.get("closed_form"))] if each["schedule"] == "ppsd" else []
+            row += [f"{each['tokens_per_second'] / plain:.2f}"] if each["schedule"] != "plain" else []
         shares = found.get(f"tensor-parallel, {case['processes']}, {case['link_ms']:g} ms")
         rows.append((*row, f"{speed(shares, SHARES) / plain:.2f}" if shares else "-"))
     head = ("drafts", "processes", "link, ms", "load", "plain, tokens/s", "plain, of one process")
-    return markdown((*head, "eesd", "ppsd", "ppsd, closed form", "elastic", "auto", "tensor-parallel"), rows)
+    return markdown((*head, "eesd", "ppsd", "elastic", "auto", "tensor-parallel"), rows)
 
 
 RANKS = Experiment("ranks", parts, table)

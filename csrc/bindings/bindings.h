@@ -10,7 +10,6 @@
 #include "../loop/engine.h"
 #include "../loop/loop_thread.h"
 #include "../loop/alone.h"
-#include "../core/simulated.h"
 #include "../core/thread.h"
 #include "values.h"
 
@@ -33,10 +32,6 @@ struct PyEngine {
 
 // Who chooses the schedule: the caller, or the policy round by round.
 using Steering = std::variant<Schedule, std::shared_ptr<AlonePolicy>>;
-
-// An answer in simulated time -> [(seconds, event)], and its text.
-std::pair<pybind11::list, std::vector<int>> in_simulated_time(const Schedule& schedule, KnownAnswer answer, uint64_t seed,
-                                                              const StageCosts& costs, OwnedNgrams ngrams, Trace* trace);
 
 // Attributes that Python reads: name, member, name, member ...
 template <class Class, class Member, class... Others>
@@ -152,7 +147,6 @@ pybind11::class_<PyAnswer<Answer>> bind_answer(pybind11::module_& m, const char*
 
 }  // namespace ppsd::bindings
 
-void bind_planning(pybind11::module_& m);
 void bind_cpu(pybind11::module_& m);
 void bind_decoding(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);

@@ -10,7 +10,6 @@
 #include "../cpu/cores.h"
 #include "../cpu/half.h"
 #include "../cpu/measure.h"
-#include "../loop/calibrate.h"
 
 namespace py = pybind11;
 using namespace ppsd;
@@ -226,8 +225,6 @@ void bind_cpu(py::module_& m) {
           },
           py::arg("name"), py::arg("rows"), py::arg("context"), py::arg("repeats"),
           py::call_guard<py::gil_scoped_release>())
-      .def("calibrate", [](PyEngine& engine, bool overlaps) { return calibrate(engine.model.model, engine.engine->threads(), overlaps); },
-           py::arg("overlaps") = true, py::call_guard<py::gil_scoped_release>())
       .def(
           "logits",
           [](PyEngine& engine, const std::vector<int>& ids, int last) {

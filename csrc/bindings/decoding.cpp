@@ -104,6 +104,24 @@ py::tuple take(PyAnswerEvents& answer) {
   }
 }
 
+void bind_ngrams(py::module_& m) {
+  py::class_<OwnedNgrams>(m, "Ngrams")
+      .def(py::init([](size_t bytes, uint32_t clock) { return OwnedNgrams{std::make_shared<Ngrams>(bytes, clock)}; }),
+           py::arg("bytes") = Ngrams::kBytes, py::arg("clock") = uint32_t(1) << 31)
+      .def("of", [](const OwnedNgrams& ngrams, std::optional<uint64_t> owner) { return OwnedNgrams{ngrams.all, owner}; }, py::arg("owner"))
+      .def("know", [](const OwnedNgrams& ngrams, const py::array_t<int32_t, py::array::c_style | py::array::forcecast>& rows) {
+             if (rows.ndim() != 2 || rows.shape(1) != 4) throw std::invalid_argument("rows of four numbers each");
+             std::vector<std::array<int, 4>> counted;
+             for (py::ssize_t i = 0; i < rows.shape(0); ++i)
+               counted.push_back({rows.at(i, 0), rows.at(i, 1), rows.at(i, 2), rows.at(i, 3)});
+             ngrams.all->know(counted);
+           }, py::arg("counted"))
+      .def("learn", [](const OwnedNgrams& ngrams, const std::vector<int>& tokens) {
+             const py::gil_scoped_release release;
+             ngrams.all->learn(tokens, 0, 0, ngrams.all->begin(ngrams.owner.value()));
+           }, py::arg("tokens"));
+}
+
 // The stages of one text, for a loop in Python.
 void bind_stages(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> release;
@@ -125,6 +143,7 @@ void bind_stages(py::module_& m) {
 }  // namespace
 
 void bind_decoding(py::module_& m) {
+  bind_ngrams(m);
   bind_stages(m);
   m.def("pass_words", &most_pass_words, py::arg("hidden"), py::arg("taps") = 0);
   py::class_<Notifier, std::shared_ptr<Notifier>>(m, "Notifier")
@@ -223,9 +242,7 @@ void bind_decoding(py::module_& m) {
         out["prompt_rows"] = counts.prompt_rows;
         out["shared_rows"] = counts.shared_rows;
         out["preempted"] = counts.preempted;
-        out["draft_steps"] = counts.draft_steps;
         out["overlapped"] = counts.overlapped;
-        out["draft_seconds"] = counts.draft_seconds;
         return out;
       });
 }

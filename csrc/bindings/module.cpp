@@ -7,7 +7,6 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "The C++ half of ppsd_rt: kernels, CPU stages, scheduler.";
   pybind11::register_exception<ppsd::NoThread>(m, "NoThread", PyExc_RuntimeError).doc() = "The system starts no more threads.";
   pybind11::register_exception<ppsd::MaskFailed>(m, "MaskFailed", PyExc_RuntimeError).doc() = "A grammar gives up.";
-  bind_planning(m);
   bind_cpu(m);
   bind_decoding(m);
   bind_cuda(m);

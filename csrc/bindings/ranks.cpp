@@ -5,7 +5,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
-#include "../loop/calibrate.h"
+#include "../loop/cpu_passes.h"
 #include "../stages/ranks.h"
 
 namespace py = pybind11;
@@ -23,9 +23,9 @@ void bind_ranks(py::module_& m) {
   m.def("wire_clock", &wire_clock);
   m.def("precise_waits", &precise_waits);
   m.def("sleep_until", &sleep_until, py::arg("clock"), py::call_guard<py::gil_scoped_release>());
-
-  attributes(py::class_<StationCounts>(m, "StationCounts"), "passes", &StationCounts::passes, "rows", &StationCounts::rows,
-         "dropped_passes", &StationCounts::dropped_passes, "seconds", &StationCounts::seconds);
+  m.def("drafting_block_bytes", [](const PyModel& model) {
+    return CpuPasses(model.model, std::make_unique<Team>(1, std::vector<int>()), {}, false).block_bytes();
+  }, py::arg("model"));
 
   py::class_<CpuStation>(m, "Station")
       .def(py::init([](const PyModel& model, int first, int last, std::vector<int> cores, int threads, double delay,
@@ -48,19 +48,11 @@ void bind_ranks(py::module_& m) {
            }, py::arg("out"), py::arg("milliseconds"))
       .def("close", [](CpuStation& rank) { rank.station().close(); })
       .def("busy_seconds", [](CpuStation& rank) { return rank.station().busy_seconds(); })
-      .def("counts", [](CpuStation& rank) { return rank.station().counts(); })
+      .def_property_readonly("passes", [](CpuStation& rank) { return rank.station().passes(); })
       .def("spans", [](CpuStation& rank) { return trace_spans(rank.station().trace().get()); })
       .def("use_masks", [](CpuStation& rank, py::object masks) {
              rank.passes().use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
            }, py::arg("masks"))
       .def("pin", &CpuStation::pin)
       .def("time_pass", &CpuStation::time_pass, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
-
-  py::class_<TimedText>(m, "Drafter")
-      .def(py::init([](const PyModel& model, std::vector<int> cores, int threads) {
-             return std::make_unique<TimedText>(model.model, std::make_unique<Team>(threads, std::move(cores)), false);
-           }),
-           py::keep_alive<1, 2>(), py::arg("model"), py::arg("cores"), py::arg("threads"))
-      .def_property_readonly("block_bytes", &TimedText::block_bytes)
-      .def("time_step", &TimedText::step, py::arg("draw"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 }

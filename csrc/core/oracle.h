@@ -1,4 +1,4 @@
-// Drafts that are right by a coin: for benchmarks on real stages, and for simulated time.
+// Drafts that are right by a coin: for benchmarks.
 #pragma once
 
 #include <vector>
@@ -8,14 +8,8 @@
 
 namespace ppsd {
 
-// For position `position`, whose token is `truth`: right with probability `acceptance`. The same seed gives the same mistakes.
-inline Draft feigned(int truth, int vocabulary, double acceptance, uint64_t seed, int position) {
-  const bool right = coin(seed, position) < acceptance;
-  return {right ? truth : (truth + 1) % vocabulary, acceptance};
-}
-
-// For benchmarks: what is drafted at position p is `truth[p]` with probability `acceptance`, else another id. The work of
-// drafting is done all the same.
+// What is drafted at position p is `truth[p]` with probability `acceptance`, else another id; the same seed gives the same
+// mistakes. The work of drafting is done all the same.
 struct Oracle {
   std::vector<int> truth;
   double acceptance = 1.0;
@@ -23,7 +17,8 @@ struct Oracle {
 
   Draft instead_of(const Draft& draft, int position, int vocabulary) const {   // where it knows the truth
     if (position >= int(truth.size())) return draft;
-    return feigned(truth[size_t(position)], vocabulary, acceptance, seed, position);
+    const int right = truth[size_t(position)];
+    return {coin(seed, position) < acceptance ? right : (right + 1) % vocabulary, acceptance};
   }
 };
 

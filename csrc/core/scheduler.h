@@ -1,7 +1,6 @@
 // The scheduler: what to draft, what to verify, what to commit. Pure state, no clock, no threads, no arithmetic.
 //
-// Carriers (the loop of answers, simulated time) ask it what may be done now and tell it what has been done. Every answer of a
-// stage carries the epoch of its question; what belongs to an older epoch is void.
+// The loop of answers asks it what may be done now and tells it what has been done. Every answer of a stage carries the epoch of its question; what belongs to an older epoch is void.
 #pragma once
 
 #include <algorithm>

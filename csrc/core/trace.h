@@ -32,7 +32,7 @@ class Trace {
     const Clock::time_point now = Clock::now();
     add(name, track, rows, now, now);
   }
-  void add(const Span& span) {   // in simulated time
+  void add(const Span& span) {
     const std::lock_guard<std::mutex> lock(mutex_);
     spans_.push_back(span);
   }

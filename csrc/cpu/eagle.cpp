@@ -59,15 +59,6 @@ void EagleText::verified(int start, int rows, const float* taps, size_t width) {
   end_ = start + rows;
 }
 
-void EagleText::expect_again(int rows, size_t width) {
-  const int length = int(ids_.size());
-  drop(std::max(length - 1 - std::max(rows, 1), 0));
-  if (rows == 0) return;
-  first_ = sure_ = rows_;
-  end_ = length - 1;
-  taps_.assign(size_t(end_ - first_) * width, 0.0f);
-}
-
 void EagleText::read(int rows, const float* output, size_t hidden, bool sure) {
   rows_ += rows;
   if (sure) {

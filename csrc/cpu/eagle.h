@@ -37,8 +37,6 @@ class EagleText {
   // Rows at positions [start, start + rows) are verified: taps [rows][width]. Rows before, that the head has not seen, are
   // another text's with the same beginning: so are the head's.
   void verified(int start, int rows, const float* taps, size_t width);
-  // For measurements: the newest row is to be drafted from once more, after so many verified ones.
-  void expect_again(int rows, size_t width);
 
   int pending() const { return std::max(end_ - sure_, 0); }   // verified rows that the head has not read
   int readable() const { return std::min(end_, int(ids_.size()) - 1); }   // rows whose feature and token are here

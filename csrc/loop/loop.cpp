@@ -431,10 +431,8 @@ bool Loop::draft(const std::vector<Answer*>& writing) {
     const auto behind = [&](const Part& part) { return passes_.lags() && part.answer->headed + 1 < part.answer->exits.end(); };
     const bool late = std::any_of(parts.begin(), parts.end(), behind);
     if (!draw(parts, &draws)) return false;
-    const double seconds = seconds_since(begun);
+    const double seconds = seconds_since(begun) + std::exchange(hearing_seconds_, 0.0);
     if (!overlapping() && !late) policy_.took(&PassTimes::draft, early_rows_, seconds);   // by one thread, beside the others
-    ++counts_.draft_steps;
-    counts_.draft_seconds += seconds;
     std::vector<Answer*> more;
     for (size_t i = 0; i < parts.size(); ++i) {
       Answer& answer = *parts[i].answer;
@@ -645,6 +643,7 @@ void Loop::hear(Answer& answer, int start) {
   if (answer.headed < start) catch_up(answer);
   const int rows = answer.rows - start;
   const std::vector<float> x = answer.exits.drawn(start, rows);
+  hears_prompts_ |= !answer.begun;
   heard_.push_back(answer.segment(start, rows));
   heard_x_.insert(heard_x_.end(), x.begin(), x.end());
   heard_taps_.insert(heard_taps_.end(), answer.taps, answer.taps + x.size());
@@ -653,7 +652,10 @@ void Loop::hear(Answer& answer, int start) {
 }
 
 void Loop::hear_all() {
-  if (!heard_.empty()) passes_.hear(heard_, heard_x_.data(), heard_taps_.data());
+  if (heard_.empty()) return;
+  const Clock::time_point begun = Clock::now();
+  passes_.hear(heard_, heard_x_.data(), heard_taps_.data());
+  if (!std::exchange(hears_prompts_, false)) hearing_seconds_ += seconds_since(begun);
   heard_.clear(), heard_x_.clear(), heard_taps_.clear();
 }
 

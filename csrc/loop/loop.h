@@ -61,8 +61,7 @@ struct LoopLimits {
 
 // How often things happened.
 struct LoopCounts {
-  int64_t rounds = 0, rows = 0, draft_rows = 0, prompt_rows = 0, shared_rows = 0, preempted = 0, draft_steps = 0, overlapped = 0;   // the last: passes
-  double draft_seconds = 0.0;   // of the steps
+  int64_t rounds = 0, rows = 0, draft_rows = 0, prompt_rows = 0, shared_rows = 0, preempted = 0, overlapped = 0;   // the last: passes
 };
 
 class Loop {
@@ -176,6 +175,8 @@ class Loop {
   int early_rows_ = 0;               // of early_x_, in use
   std::vector<Segment> heard_;       // verified rows that a head with a tap is to hear,
   std::vector<float> heard_x_, heard_taps_;   // and what they are: see Passes::hear
+  bool hears_prompts_ = false;       // some of these are of prompts
+  double hearing_seconds_ = 0.0;     // of others, since the last draft step, to which they count
   Answers waiting_, running_;        // both in order of arrival
   uint64_t arrivals_ = 0;
   Policy policy_;

@@ -138,13 +138,7 @@ void PassStation::count(const Pass& pass, int rows, bool done, Clock::time_point
     const char* name = !done ? "dropped verify" : part.chooses < part.rows ? "prompt" : "verify";
     trace_->add(name, kVerifyTrack, rows, begun, ended);
   }
-  if (!done) {
-    ++counts_.dropped_passes;
-    return;
-  }
-  ++counts_.passes;
-  counts_.rows += rows;
-  counts_.seconds += std::chrono::duration<double>(ended - begun).count();
+  passes_ += done;
 }
 
 double PassStation::busy_seconds() const {
@@ -155,11 +149,6 @@ double PassStation::busy_seconds() const {
 std::shared_ptr<const Trace> PassStation::trace() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return trace_;
-}
-
-StationCounts PassStation::counts() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return counts_;
 }
 
 }  // namespace ppsd

@@ -21,11 +21,6 @@
 
 namespace ppsd {
 
-struct StationCounts {
-  int64_t passes = 0, rows = 0, dropped_passes = 0;
-  double seconds = 0.0;   // of passes that were not dropped
-};
-
 class PassStation {
  public:
   using Clock = std::chrono::steady_clock;
@@ -49,7 +44,7 @@ class PassStation {
   void close();
 
   double busy_seconds() const;   // since when the pass at hand goes on; 0: there is none
-  StationCounts counts() const;
+  int64_t passes() const { return passes_; }   // that were not dropped
   std::shared_ptr<const Trace> trace() const;   // of the last answers that began with one, on the wire_clock(); or null
 
  private:
@@ -73,7 +68,7 @@ class PassStation {
   std::atomic<bool> void_{false};        // all of these are void
   std::atomic<bool> closed_{false};
   std::atomic<int64_t> busy_since_{0};
-  StationCounts counts_;
+  std::atomic<int64_t> passes_{0};
   std::shared_ptr<Trace> trace_;
 };
 

@@ -7,14 +7,16 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <map>
 #include <mutex>
+#include <tuple>
 
 #include "../cpu/checkpoint.h"
 #include "../cpu/team.h"
-#include "../loop/calibrate.h"
 #include "../loop/policy.h"
 #include "../core/noise.h"
+#include "../core/scheduler.h"
 
 namespace py = pybind11;
 using namespace ppsd;
@@ -22,38 +24,67 @@ using namespace ppsd::bindings;
 
 namespace {
 
-// A known answer in simulated time: [(seconds, event)]. text: the prompt and the answer. draw(position, place, right) -> (token,
-// confidence).
-py::list replay(const Schedule& schedule, std::vector<int> text, int prompt, py::function draw, const Limits& limits,
-                const StageCosts& costs, const std::optional<OwnedNgrams>& ngrams, uint64_t seed) {
-  const auto drawn = [draw = std::move(draw)](int position, int place, bool right) {
-    const auto [token, confidence] = draw(position, place, right).cast<std::pair<int, double>>();
-    return Draft{token, confidence};
-  };
-  return in_simulated_time(schedule, {std::move(text), prompt, drawn, limits}, seed, costs, ngrams.value_or(OwnedNgrams()), nullptr).first;
+// Rows that a stage has passed from `start` on are void: these take their place.
+void pass_rows(std::vector<int>* rows, int start, const std::vector<int>& ids) {
+  if (start > int(rows->size())) throw std::logic_error("rows that the stage before has not passed");
+  rows->resize(size_t(start));
+  rows->insert(rows->end(), ids.begin(), ids.end());
 }
 
-// Made-up stages and a made-up clock, the methods of a Python object.
-class PyBench : public Bench {
- public:
-  explicit PyBench(const py::object& bench) : bench_(bench) {}
-  double now() override { return ask<double>("now"); }
-  double draft(bool draw) override { return ask<double>("draft", draw); }
-  double verify(int rows, int context) override { return ask<double>("verify", rows, context); }
-  bool short_handed() override { return ask<bool>("short_handed"); }
-  void work_on(int stage) override {
-    const py::gil_scoped_acquire acquire;
-    bench_.attr("work_on")(stage);
+// The rounds of a scheduler whose answer is known: text is the prompt and the answer. Coins of `seed` decide which of `stages`
+// verification stages and the draft stage is done next. draw(position, place, right) -> (token, confidence); right: all that
+// stands before the draft is of the text.
+py::list replay(const Schedule& schedule, const std::vector<int>& text, int prompt, const py::function& draw, const Limits& limits,
+                const std::optional<OwnedNgrams>& ngrams, uint64_t seed, size_t stages) {
+  Scheduler scheduler(schedule, limits, seed);
+  if (ngrams) scheduler.remember(*ngrams);
+  std::vector<int> drafted(text.begin(), text.begin() + prompt), verified = drafted;
+  const auto right = [&](const std::vector<int>& rows) { return std::equal(rows.begin(), rows.end(), text.begin()); };
+  py::list rounds;
+  rounds.append(event_of(Event(scheduler.begin(drafted, 0, text[size_t(prompt)]))));
+  std::optional<DraftStep> step;
+  std::deque<Chunk> passes;
+  enum class Done { kBeginStep, kEndStep, kLaunch, kLand };
+  for (int turn = 0; !scheduler.finished(); ++turn) {
+    std::vector<Done> possible;
+    if (step) possible.push_back(Done::kEndStep);
+    else if (scheduler.may_step()) possible.push_back(Done::kBeginStep);
+    if (passes.size() < stages && scheduler.ready()) possible.push_back(Done::kLaunch);
+    if (!passes.empty()) possible.push_back(Done::kLand);
+    if (possible.empty()) throw std::logic_error("the scheduler stands still");
+    switch (possible[size_t(coin(~seed, turn) * double(possible.size()))]) {
+      case Done::kBeginStep: step = scheduler.next_step(); break;
+      case Done::kEndStep: {
+        pass_rows(&drafted, step->start, step->ids);
+        Draft draft;
+        if (step->draw)
+          std::tie(draft.token, draft.confidence) = draw(drafted.size(), step->depth, right(drafted)).cast<std::pair<int, double>>();
+        scheduler.stepped(*step, step->draw ? &draft : nullptr);
+        step.reset();
+        break;
+      }
+      case Done::kLaunch: {
+        const Chunk chunk = scheduler.launch();
+        if (chunk.start + chunk.rows() > int(drafted.size())) throw std::logic_error("rows that have not been drafted");
+        passes.push_back(chunk);
+        break;
+      }
+      case Done::kLand: {
+        Verdict verdict{passes.front().epoch, passes.front().start, {}, {}, {}};
+        for (const int id : passes.front().ids) {
+          pass_rows(&verified, verdict.start + int(verdict.true_ids.size()), {id});
+          verdict.true_ids.push_back(right(verified) ? text[verified.size()] : -1);
+        }
+        passes.pop_front();
+        if (const auto round = scheduler.land(verdict)) {
+          rounds.append(event_of(Event(*round)));
+          if (round->epoch != scheduler.epoch()) step.reset();   // it is void
+        }
+      }
+    }
   }
-
- private:
-  template <class Answer, class... Values>
-  Answer ask(const char* name, Values... values) {
-    const py::gil_scoped_acquire acquire;
-    return bench_.attr(name)(values...).template cast<Answer>();
-  }
-  const py::object& bench_;
-};
+  return rounds;
+}
 
 // A pass of `seconds` beside other programs that leave `room` members a core: if more are at work, they sleep for a share
 // `lost` of it waiting for the others.
@@ -141,7 +172,6 @@ py::object schedule_of(const Schedule& s) {
 }
 
 void bind(py::module_& m) {
-  m.def("pass_seconds", &StageCosts::pass, py::arg("costs"), py::arg("rows"));
   py::class_<Crowd, std::shared_ptr<Crowd>>(m, "Crowd",
       "Passes of teams beside made-up other programs, counted by the members that worked.")
       .def_property_readonly("worked", [](Crowd& crowd) {
@@ -154,15 +184,7 @@ void bind(py::module_& m) {
     return crowd(&loop.loop(), seconds, lost, room);
   }, py::arg("loop"), py::arg("seconds"), py::arg("lost"), py::arg("room"));
   m.def("replay", &replay, py::arg("schedule"), py::arg("text"), py::arg("prompt"), py::arg("draw"), py::arg("limits"),
-        py::arg("costs"), py::arg("ngrams") = py::none(), py::arg("seed") = 0);
-  m.def("random_text", [](uint64_t seed, int tokens) { return random_answer(tokens, {0.0}, seed).text; });
-
-  m.def("calibrate", [](const py::object& bench, int threads, bool overlap, double step_share) {
-    const py::gil_scoped_release release;
-    PyBench made_up(bench);
-    return calibrate(&made_up, threads, overlap, step_share);
-  }, py::arg("bench"), py::arg("threads"), py::arg("overlap"), py::arg("step_share"));
-
+        py::arg("ngrams") = py::none(), py::arg("seed") = 0, py::arg("stages") = 1);
   m.def(
       "allot",
       [](const std::array<std::vector<std::pair<int, double>>, 4>& seen, double draft_share,

@@ -127,10 +127,10 @@ COMMANDS = {
         "bench.cli.bench:run",
     ),
     "lab simulate": Command(
-        "predict a pipeline's speed from the costs of its stages",
+        "predict a pipeline's speed from the seconds of its stages",
         (
             "ppsd-run lab simulate --stages 2,4,8 --acceptance 0.6,0.8",
-            "ppsd-run lab simulate --stages 4 --trace pipeline.json",
+            "ppsd-run lab simulate --stage-ms 2,6,6,6 --schedule ppsd",
         ),
         bench.simulate_options,
         "bench.cli.simulate:run",

@@ -13,11 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..backends import check_machine
-from ..cpu.backend import CpuBackend
 from ..cpu.formats import DEFAULT_FORMAT, refuses
 from ..distill import run as distillation
 from ..distill.deduplication import Deduplication
-from ..distill.forecast import PAYS, Forecast, expected_speed
+from ..distill.forecast import Forecast
 from ..distill.prompts import LONGEST, NO_PROMPTS, Prompts, prompts_of
 from ..distill.rate import rate_to_go_on
 from ..distill.run import Distillation
@@ -29,6 +28,7 @@ from ..models.checkpoint import Checkpoint
 from ..models.files import read_json_object
 from ..models.head_file import NGRAM, HeadFile, HeadInfo, find_shipped, read_info
 from ..models.tokenizer import Tokenizer
+from ..planning.price import expected_speed, measured_price
 from ..printable import printable, quoted
 from ..reference.backend import TorchBackend, pick_device
 from . import signals
@@ -36,6 +36,8 @@ from .commands import prompt_reader
 from .notes import complain, note
 
 FEW_PROMPTS = 32
+DRAFTS = 4  # of a round, to measure what they cost
+PAYS = 1.02  # times plain decoding: from here on drafts are worth their head
 LEAST_SLOTS = 4  # of which a shard is small enough for the shortest --hours
 
 
@@ -197,8 +199,7 @@ def duration(seconds: float) -> str:
 def _worth(folder: Path, head: Path, format: str, threads: int | None, acceptance: float) -> str:
     """What drafts cost with this head, measured, and what that lets expect."""
     engine = Engine.from_pretrained(folder, exit_head=head, backend="cpu", dtype=format, threads=threads)
-    assert isinstance(engine.backend, CpuBackend)
-    speed = expected_speed(engine.backend.costs(), acceptance)
+    speed = expected_speed(acceptance, measured_price(engine, DRAFTS))
     if speed < PAYS:
         return "no use on this machine: its drafts cost more than they save, and `auto` decodes plainly with it"
     return f"lets expect up to {speed:.2f}x plain decoding on this machine, in {format}"

@@ -197,14 +197,6 @@ class CpuBackend(LoopBackend):
         with one_line(f"hold the KV caches of {texts} texts", self.threads, mend="lower --slots"):
             return _native.Loop(self._base, self.threads, size, texts, PROMPT_ROWS, True, list(keep))
 
-    def costs(self) -> _native.Costs:
-        """What draft steps and verification passes cost now: for the lab, and for what `distill` expects."""
-        if self.head is None:
-            raise PpsdError("there is nothing to measure without an exit head: give --exit-head")
-        self._answers.end_all()
-        with one_line("measure what drafts cost", self.threads):
-            return self._engine.calibrate(overlaps=not self._cuts)
-
     def facts(self) -> dict[str, Any]:
         return {
             "isa": self._model.isa,

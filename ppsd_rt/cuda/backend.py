@@ -44,7 +44,7 @@ from ..planning.split import cut_layers
 from ..sampling.params import SamplingParams
 from ..trace import occupancy
 from ..triton_kernels.state import DRAWN, RECORD_COMMITTED, RECORD_IDS, RECORD_SEQUENCE, REPORT, SEQUENCE
-from . import calibrate, errors
+from . import errors
 from .buffers import needed_bytes
 from .devices import synchronise
 from .eager import EagerCarrier
@@ -281,16 +281,6 @@ class CudaBackend(LoopBackend):
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._last.spans() if self._last else super().spans()
-
-    def costs(self) -> _native.Costs:
-        """What draft steps and verification passes cost now: for the lab, and for what `distill` expects."""
-        self._check()
-        if self.head is None or self._eagle:
-            raise PpsdError("there is nothing to measure without an exit head of this model: give --exit-head")
-        self._end()
-        stages = self._ready(calibrate.most_positions(self._config.max_position_embeddings))
-        self._tokens = []
-        return calibrate.calibrate(stages, self._graphs)
 
     def explain(self) -> str:
         lines = [self._policy.explain() if self._policy else "", super().explain()]

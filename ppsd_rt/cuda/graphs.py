@@ -133,7 +133,10 @@ class StageGraphs:
         """A step of plain decoding, and its end."""
         if self.apart:
             self.lanes.timeline([(-1, self.row)])
-            self.pass_apart(window)
+            for number, leg in enumerate(self.verify):
+                self._stages.bring(number, window)
+                synchronise(self._stages.devices)
+                self.lanes.timeline([(number, leg)])
         else:
             self.lanes.timeline([(0, self.rounds[0])])
 
@@ -141,21 +144,6 @@ class StageGraphs:
     def apart(self) -> bool:
         """Are there several devices?"""
         return len(self._stages.devices) > 1
-
-    @property
-    def drafts_beside_a_stage(self) -> bool:
-        """The first one of verification, on the same device?"""
-        return self._stages.legs[0].name == "verify"
-
-    def pass_apart(self, window: Window | None, first: int = 0) -> list[float]:
-        """A pass from leg `first` on, leg by leg -> the seconds of each, without the copies."""
-        seconds = []
-        for number in range(first, len(self.verify)):
-            self._stages.bring(number, window)
-            synchronise(self._stages.devices)
-            ((begin, end),) = self.lanes.timeline([(number, self.verify[number])])
-            seconds.append(end - begin)
-        return seconds
 
     def native(self, *, draft_records: bool, sequence: int, drawn: int) -> _native.Graphs:
         """What _native.GraphSession takes. sequence, drawn: the numbers of the last records."""

@@ -8,10 +8,10 @@ twice: it has as many stages then.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from math import ceil
 from statistics import median
+from time import perf_counter
 
 import torch
 
@@ -20,7 +20,6 @@ from ..models.config import LlamaConfig
 from ..models.head_file import LAYERS, HeadInfo
 from ..planning.split import LayerCosts, best_split, is_split
 from ..sampling.params import SamplingParams
-from .calibrate import captured_round, eager_round
 from .devices import synchronise, synonyms
 from .errors import weight_bytes
 from .graphs import CaptureFailed, Recorder, StageGraphs
@@ -117,10 +116,25 @@ def measure(
             graphs = StageGraphs(stages, recorder())
     stages.begin([1, 1], SamplingParams())
     synchronise([device])
-    play = partial(eager_round, stages) if graphs is None else partial(captured_round, graphs)
-    seconds = [play(1).legs for _ in range(_REPEATS if device.type == "cuda" else 1)]
+    seconds = [_legs(stages, graphs) for _ in range(_REPEATS if device.type == "cuda" else 1)]
     if graphs is not None:
         graphs.close()
     before, last = (median(repeat[leg] for repeat in seconds) for leg in (0, 1))
     layer = before / (count - 1)
     return Measured(layer, max(last - layer, 0.0))
+
+
+def _legs(stages: DeviceStages, graphs: StageGraphs | None) -> list[float]:
+    """Seconds of each leg of a pass over one row."""
+    if graphs is not None:
+        spans = graphs.lanes.timeline([(0, exec) for exec in (graphs.row, *graphs.verify)])
+        return [end - begin for begin, end in spans[1:]]
+    stages.early_step()
+    seconds = []
+    for leg in range(len(stages.legs)):
+        synchronise(stages.devices)
+        begun = perf_counter()
+        stages.verification(leg)
+        synchronise(stages.devices)
+        seconds.append(perf_counter() - begun)
+    return seconds

@@ -1,4 +1,4 @@
-"""What a run will take on this machine, and what its heads are worth: measured in moments, before and after."""
+"""What a run will take on this machine: measured in moments, before."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,18 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from .._native import Costs
 from ..cpu.backend import CpuBackend
 from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
 from ..models.llama import LlamaForCausalLM
-from ..pipeline.schedule import MAX_CHUNK
-from ..planning.closed_forms import draft_then_verify
 from .samplers import NativeSampler, Sampler
 from .shards import HELD_OUT_SLOTS, STEPS, Text
 from .train import Trainer, TrainSettings
-
-PAYS = 1.02  # times plain decoding: from here on drafts are worth their head
 
 Clock = Callable[[], float]  # -> seconds
 
@@ -85,8 +80,3 @@ def step_seconds(
     before = clock()
     trainer.learn(range(len(texts))).tolist()
     return clock() - before
-
-
-def expected_speed(costs: Costs, acceptance: float) -> float:
-    """Times plain decoding, with the best fixed draft length, in turns; 1 at the least: `auto` need not draft."""
-    return max([1.0, *(draft_then_verify(costs.turns, acceptance, length) for length in range(1, MAX_CHUNK + 1))])

@@ -1,1 +1,1 @@
-"""What stages cost, what schedules bring: measured, simulated, in closed form."""
+"""Where layers go, what drafts cost and bring, and what `auto` has learned."""

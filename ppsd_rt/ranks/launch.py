@@ -107,7 +107,7 @@ def _play(
     from .backend import RanksBackend
 
     tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
-    slices.drafter(head, sizes[0])
+    slices.pack_drafting(head, sizes[0])
     backend = RanksBackend(groups, control, slices, head.info if head else None, sizes, words, options.link_delay)
     backend.open()
     return Engine(checkpoint, tokenizer, backend, options.model)

@@ -19,8 +19,8 @@ from ..models.head_file import HeadFile
 
 
 class CpuSlices:
-    """Makes a rank's stages. dtype: of the weights. bytes: of those that `drafter` or `station` loaded last. blocks: of
-    KV caches, that rank 0 has memory for beside its drafter."""
+    """Makes a rank's stages. dtype: of the weights. bytes: of those that were packed last. blocks: of KV
+    caches, that rank 0 has memory for."""
 
     def __init__(
         self,
@@ -42,17 +42,14 @@ class CpuSlices:
         self._kv_bytes = kv_memory_of(kv_memory) // (local_size if kv_memory is None else 1)
         self.blocks = self.bytes = 0
 
-    def drafter(self, head: HeadFile | None, size: int) -> _native.Drafter:
-        """Of layers [0, size), and what the exit head after them reads of the model."""
+    def pack_drafting(self, head: HeadFile | None, size: int) -> None:
+        """Rank 0's: layers [0, size), and what the exit head after them reads of the model."""
         own_layers = isinstance(head, Eagle3File)
         reads_lm_head = head is not None and head.draft_ids is None and not own_layers
         self._size, self._early = size, self._pack(0, 0 if own_layers else size, reads_lm_head)
         self._drafting = self.with_head(head)
         self.bytes = self._drafting.packed_bytes
-        with one_line("make a stage", self.threads):
-            drafter = _native.Drafter(self._drafting, self._cores, self.threads)
-        self.blocks = min(self._kv_bytes // max(drafter.block_bytes, 1), 1 << 24)
-        return drafter
+        self.blocks = min(self._kv_bytes // max(_native.drafting_block_bytes(self._drafting), 1), 1 << 24)
 
     def with_head(self, head: HeadFile | None) -> _native.Model:
         """Rank 0's layers with this exit head; without one, nothing can be drafted."""
@@ -70,7 +67,7 @@ class CpuSlices:
             return _native.Station(model, first, last, self._cores, self.threads, delay, self._kv_bytes, taps)
 
     def loop(self, stages: int, blocks: int) -> _native.Loop:
-        """Of rank 0, once it has its drafter, over so many ranks."""
+        """Of rank 0, once it has packed what it drafts with, over so many ranks."""
         with one_line(f"hold {blocks} blocks of KV caches", self.threads):
             return _native.Loop.over_ranks(
                 self._drafting, self._cores, self.threads, stages, blocks, MOST_ANSWERS, PROMPT_ROWS

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Sequence
 from statistics import median
 
+import numpy as np
+
 from .. import _native
 from ..errors import UsageError
 from ..models.head_file import HeadFile
 from ..planning.split import LayerCosts, best_split, is_split
-from .costs import CONTEXT, displacer
 from .slices import CpuSlices
 
 _REPEATS = 12
+_CONTEXT = 128  # rows before the one that is timed
+_CACHE = 64 << 20  # bytes that displace what a cache holds, or most of it
 
 
 def check_sizes(sizes: Sequence[int], ranks: int, layers: int, head: HeadFile | None) -> None:
@@ -42,9 +45,9 @@ def measure(head: HeadFile | None, slices: CpuSlices) -> LayerCosts:
     config = slices.checkpoint.config
     count = config.num_hidden_layers
     middle = slices.station(count - 2, count - 1, 0.0)
-    displace = displacer(slices.bytes * count)  # as all layers would
+    others = np.ones(min(slices.bytes * count, _CACHE) // 8, dtype=np.int64)
     last = slices.station(count - 1, count, 0.0)
-    one, two = _time(middle, displace), _time(last, displace)
+    one, two = _time(middle, others.sum), _time(last, others.sum)
     lm_head = max(two - one, 0.0)
     exit_head = 0.0
     if head is not None:
@@ -55,8 +58,9 @@ def measure(head: HeadFile | None, slices: CpuSlices) -> LayerCosts:
 
 
 def _time(station: _native.Station, displace: Callable[[], object]) -> float:
+    """displace: sends through the cache what all layers would between two passes of this one."""
     times = []
     for _ in range(_REPEATS):
         displace()
-        times.append(station.time_pass(1, CONTEXT))
+        times.append(station.time_pass(1, _CONTEXT))
     return median(times)

@@ -29,7 +29,7 @@ def test_answers_of_every_schedule_in_one_process(ranks, tmp_path, trained, monk
     engine = Engine.from_pretrained(write_model(tmp_path / "model"), exit_head="norm:2", backend="cpu", threads=1)
     options = ["-n", "20", "-r", "2", "--schedules", ",".join(SCHEDULES), *(["--trained"] if trained else [])]
     args = ranks.parsed([*options, "--acceptance", "0.5"])
-    found = ranks.measure(engine, args, None)
+    found = ranks.measure(engine, args)
     assert [row["schedule"] for row in found["rows"]] == SCHEDULES
     assert {row["acceptance"] for row in found["rows"]} == {None if trained else 0.5}
     [realised] = {row["realised"] for row in found["rows"]}

@@ -105,7 +105,7 @@ KNOWN: dict[str, list[Any]] = {
         ["-m", "{model}", "--threads", "1", "-n", "2", "--exit-head", "a\nb", "Hello"],
         ["-m", "{missing}", "--threads", "1", "--trace", "{existing}", "Hello"],
         ["heads", "none", "-m", "{model}", "--threads", "1", "--prompts", "{prompts}", "--plot", "{existing}.svg"],
-        ["lab", "simulate", "--stages", "9", "--stage-ms", "1,1", "--trace", "{out}"],
+        ["lab", "simulate", "--stages", "9", "--stage-ms", "1,1", "--save", "{out}"],
         ["info", "-m", "{model}", "--stages", "9" * 5000],
         ["chatt"],
     ],

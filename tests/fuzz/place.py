@@ -15,9 +15,7 @@ import torch
 from support import small_gguf, tiny_config, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, _native
-from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.models.checkpoint import Checkpoint, save
-from ppsd_rt.pipeline.schedule import MAX_ROWS
 
 from .mutations import SPECIAL
 
@@ -30,8 +28,6 @@ SHAPE = {
     "num_hidden_layers": 3,
     "max_position_embeddings": 64,
 }
-STAGE = StageCosts(1e-4, 2e-4, tuple(3e-4 + 1e-5 * rows for rows in range(MAX_ROWS)))
-COSTS = Costs(STAGE, None)  # instead of a calibration, which takes a second and differs from run to run
 
 
 class Place:
@@ -48,7 +44,7 @@ class Place:
 
     @contextmanager
     def entered(self) -> Iterator["Place"]:
-        """No network, no calibration, and every path that the environment gives is inside."""
+        """No network, and every path that the environment gives is inside."""
         environment = {
             "PPSD_CACHE": str(self.cache),
             "HOME": str(self.case / "home"),
@@ -61,7 +57,6 @@ class Place:
         with ExitStack() as stack:
             stack.enter_context(patch.dict(os.environ, environment))
             stack.enter_context(patch("tempfile.tempdir", str(self.case / "tmp")))
-            stack.enter_context(patch.object(_native.Engine, "calibrate", lambda engine, **options: COSTS))
             stack.enter_context(patch("ppsd_rt.cuda.errors.interpreted", lambda: False))  # as users have it
             stack.enter_context(patch("ppsd_rt.models.default_model._download_wheel", _no_network))
             os.chdir(self.case / "cwd")

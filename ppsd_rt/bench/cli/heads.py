@@ -1,22 +1,21 @@
 """`ppsd-run heads`: exit heads side by side: how often they are right, what a draft costs, the speed to expect.
 
-The acceptance is that of the real loop; the costs of drafts are measured; the speed follows from both.
+The acceptance is that of the real loop; what drafts cost is measured; the speed follows from both.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from ..._native import Costs
 from ...cli.common import NamedPrompt, as_chat, engine_of
 from ...cli.progress import progress_bar
 from ...cpu.backend import CpuBackend
 from ...engine import Engine
 from ...errors import UsageError
-from ...pipeline.schedule import MAX_ROWS
+from ...planning.price import best_length, expected_speed, measured_price
 from ...sampling.params import SamplingParams
 from ...statistics import Statistics
 from ..generate import total
@@ -26,7 +25,6 @@ from ..spread import take_turns
 from .bench import interrupted, print_report, result_file, run_facts
 from .prompt_files import first_of_each_family, read_prompts
 
-USUAL = 4  # drafts of a round
 WARM = 0.8  # the temperature at which shared noise is looked at besides greedy drafting
 
 COLUMNS = columns(
@@ -38,7 +36,8 @@ COLUMNS = columns(
 
 @dataclass
 class HeadMeasure:
-    """survival[i]: share of the verification passes in which the first i + 1 drafts were all accepted."""
+    """survival[i]: share of the verification passes in which the first i + 1 drafts were all accepted. draft_cost: what
+    a draft and its row add to a round, in plain steps."""
 
     name: str
     kind: str
@@ -50,17 +49,12 @@ class HeadMeasure:
     by_position: list[float]
     by_family: dict[str, float]
     survival: list[float]
-    costs: Costs
-
-    @property
-    def draft_cost(self) -> float:
-        """Of one draft step, as a share of a plain step; of a few after a pass, the first of which is dearer."""
-        return self.costs.turns.draft_share(USUAL)
+    draft_cost: float
 
     @property
     def length(self) -> int:
-        """The fixed draft length that is predicted to be fastest."""
-        return max(range(1, len(self.survival) + 1), key=lambda n: self._speed(n))
+        """The fixed draft length that is predicted to be fastest; 0: plain decoding is."""
+        return best_length(self.survival, self.draft_cost)[1]
 
     @property
     def per_pass(self) -> float:
@@ -69,19 +63,16 @@ class HeadMeasure:
     @property
     def speed(self) -> float:
         """Predicted, against plain decoding, drafting and verifying in turns."""
-        return self._speed(self.length)
-
-    def _speed(self, length: int) -> float:
-        return (1 + sum(self.survival[:length])) * self.costs.plain_seconds / self.costs.turns.round(length)
+        return best_length(self.survival, self.draft_cost)[0]
 
     def as_row(self) -> dict[str, Any]:
         places = " / ".join(f"{share:.2f}" for share in self.by_position)
         return {**self.as_dict(), "by_position": places, "vocabulary": self.vocabulary or "all"}
 
     def as_dict(self) -> dict[str, Any]:
-        figures = {"draft_cost": self.draft_cost, "length": self.length, "per_pass": self.per_pass, "speed": self.speed}
-        names = ("name", "kind", "exit_layer", "vocabulary", "dtype", "acceptance", "warm", "by_position", "by_family")
-        return {name: getattr(self, name) for name in names} | figures
+        figures = asdict(self) | {"length": self.length, "per_pass": self.per_pass, "speed": self.speed}
+        del figures["survival"]
+        return figures
 
 
 def measure_head(
@@ -92,10 +83,10 @@ def measure_head(
     length: int,
     progress: Callable[[int], None],
 ) -> tuple[HeadMeasure | None, bool]:
-    """Answer every prompt greedily and warm, in rounds of `length` drafts; then measure the stages.
+    """Answer every prompt greedily and warm, in rounds of `length` drafts; then measure what these cost.
 
-    The figures, and whether they are of all prompts: Ctrl-C ends the answers, and the stages are measured then, unless
-    there is no answer yet.
+    The figures, and whether they are of all prompts: Ctrl-C ends the answers, and that is measured then, unless there
+    is no answer yet.
     """
     head, backend = engine.head, engine.backend
     assert head is not None
@@ -129,42 +120,32 @@ def measure_head(
         by_position=[now / max(before, 1) for before, now in pairwise(reached)],
         by_family={family: total(answers).acceptance or 0.0 for family, answers in families.items()},
         survival=[greedy.accepted_by_position[place] / reached[0] for place in range(1, length + 1)],
-        costs=sorted((backend.costs() for _ in range(3)), key=lambda costs: costs.plain_seconds)[0],
+        draft_cost=measured_price(engine, length),
     )
     return measure, whole
 
 
 def lines_of(measures: Sequence[HeadMeasure]) -> list[Line]:
     """Acceptance against the cost of a draft, and for some speeds the acceptance that reaches it at that cost."""
-    plain = measures[0].costs
     dearest = max(0.2, *(measure.draft_cost for measure in measures)) * 1.1
     costs = [dearest * i / 24 for i in range(25)]
     lines = []
     for speed in (1.2, 1.5, 2.0, 2.5):
-        needed = [(cost, _needed(plain, cost, speed)) for cost in costs]
+        needed = [(cost, _needed(cost, speed)) for cost in costs]
         points = [(cost, acceptance) for cost, acceptance in needed if acceptance is not None]
         if points:
             lines.append(Line(f"{speed:g} times plain", points, dashed=True))
     return lines + [Line(m.name, [(m.draft_cost, m.acceptance)]) for m in measures]
 
 
-def _needed(costs: Costs, draft_cost: float, speed: float) -> float | None:
+def _needed(draft_cost: float, speed: float) -> float | None:
     """The acceptance, alike in every place, from which drafts of this cost reach `speed` at their best length."""
-
-    def reached(acceptance: float) -> float:
-        best, draft = 0.0, draft_cost * costs.plain_seconds
-        for length in range(1, MAX_ROWS):
-            tokens = sum(acceptance**place for place in range(length + 1))
-            seconds = length * draft + costs.turns.row_step + costs.turns.verify[length]
-            best = max(best, tokens * costs.plain_seconds / seconds)
-        return best
-
     low, high = 0.0, 1.0
-    if reached(high) < speed:
+    if expected_speed(high, draft_cost) < speed:
         return None
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (low, middle) if reached(middle) >= speed else (middle, high)
+        low, high = (low, middle) if expected_speed(middle, draft_cost) >= speed else (middle, high)
     return high
 
 
@@ -199,7 +180,7 @@ def run(args: argparse.Namespace) -> int:
     print_report(Report(title, COLUMNS, [m.as_row() for m in measures], facts, summary), args.output, file)
     if plot:
         title = "Exit heads: greedy, drafting and verifying in turns"
-        plot.finish(title, "time of a draft / time of a plain step", "acceptance", lines_of(measures))
+        plot.finish(title, "time that a draft adds / time of a plain step", "acceptance", lines_of(measures))
     return 0 if whole else interrupted()
 
 

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from ...cli.options import model_options, sampling_options, schedule_options
 from ...cli.values import Add, at_most, group, named, number, positive, probability, whole, zero_or
+from ..simulate import MOST_STAGES
 
 Item = TypeVar("Item")
 _OFF = "off"
@@ -133,9 +134,7 @@ def eval_options(parser: argparse.ArgumentParser) -> None:
 
 SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic")
 
-MOST_STAGES = 256
-MOST_TOKENS = 1_000_000
-MOST_PASSES = 2_000_000  # tokens times stages of one case: some seconds, and some GB for the timeline
+MOST_TOKENS = 100_000  # some seconds
 
 
 milliseconds = zero_or(1e-6, 1e9)
@@ -153,31 +152,22 @@ def simulate_options(parser: argparse.ArgumentParser) -> None:
     add("--link-ms T,T,...", "delay of every link [0]", list_of(milliseconds), default=[0.0])
     add(
         "--schedule NAME",
-        f"as for generating, without auto; may be given several times [{', '.join(SCHEDULES)}]",
+        f"as for generating, without auto, copies and stop rules; may be given several times [{', '.join(SCHEDULES)}]",
         action="append",
     )
     add("-n --tokens N", "to decode in each case", at_most(MOST_TOKENS), default=2000)
     add("--seed S", "of which drafts are right [0]", whole, default=0)
-    add = group(parser, "costs of the stages (milliseconds for one row)")
+    add = group(parser, "seconds of the stages (milliseconds for one row)")
     add("--token-ms T", "a plain token through the whole model [20]", milliseconds)
     add("--stage-ms T,T,...", "each stage instead, the draft stage first", each)
-    add("--head-ms T", "exit head, each time a draft is drawn [0]", milliseconds)
+    add("--head-ms T", "exit head, each time a draft is drawn [0]", milliseconds, default=0.0)
     add(
         "--row-share X",
         "every further row of a pass adds this share of the first: 0 where reading the weights is all [0]",
         zero_or(1e-9, 1000.0),
+        default=0.0,
     )
-    add("--bandwidth GBIT", "of a link, Gbit/s [without limit]", zero_or(1e-6, 1e9))
-    add("--row-bytes N", "of a hidden state [the measured model's, 4 a value]", at_most(10**12))
-    add = group(parser, "measured costs: every stage is a machine like this one")
-    add("--measured", "calibrate the model's layers and heads here (cpu)")
-    add("-m --model NAME", "as for generating", named, default="smollm2-135m")
-    add("--exit-head HEAD", "as for generating", named, default="auto")
-    add("--dtype", "auto, float32, bfloat16, int8 or int4", default="auto")
-    add("--threads N", "CPU threads [one for each core]", positive)
-    add = group(parser, "output")
-    format_option(add)
-    add("--trace FILE", "timelines of the first combination, for ui.perfetto.dev", named)
+    format_option(group(parser, "output"))
 
 
 def watch_options(parser: argparse.ArgumentParser) -> None:

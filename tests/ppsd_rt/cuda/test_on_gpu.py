@@ -94,9 +94,6 @@ def test_times_from_the_gpu(engine):
     told = occupancy(spans)
     assert told.worked > 0
     assert told.idle < told.wall
-    costs = engine.backend.costs()
-    assert 0 < costs.turns.row_step <= 1.5 * costs.turns.draft_step
-    assert costs.turns.verify[15] < 3 * costs.turns.verify[0], "rows of a pass cost next to nothing"
 
 
 def test_longer_answers_make_room(engine):

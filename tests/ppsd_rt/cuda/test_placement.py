@@ -148,6 +148,6 @@ def test_the_best_split_is_found_again_for_every_head(tmp_path, monkeypatch):
 @pytest.mark.skipif(ON_GPU, reason="measures on a GPU: test_on_gpu.py")
 def test_costs_are_measured(monkeypatch):
     """By a clock on which the layer of the first stage takes 2 seconds, and that of the last with the LM head 5."""
-    monkeypatch.setattr("ppsd_rt.cuda.calibrate.perf_counter", iter([0.0, 1.0, 0.0, 2.0, 10.0, 15.0]).__next__)
+    monkeypatch.setattr("ppsd_rt.cuda.placement.perf_counter", iter([0.0, 2.0, 10.0, 15.0]).__next__)
     config = LlamaConfig.from_dict(tiny_config(**SHAPE, num_hidden_layers=8))
     assert measure(config, "float32", CPUS[1], pdl=False, recorder=None) == Measured(2.0, 3.0)

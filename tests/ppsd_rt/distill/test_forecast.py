@@ -1,4 +1,4 @@
-"""What a run will take and what a head is worth, with made-up clocks and costs."""
+"""What a run will take, with made-up clocks."""
 
 import itertools
 from types import SimpleNamespace
@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 from support import tiny_model
 
-from ppsd_rt._native import Costs, StageCosts
-from ppsd_rt.distill.forecast import Forecast, expected_speed, sampling_speed, step_seconds
+from ppsd_rt.distill.forecast import Forecast, sampling_speed, step_seconds
 from ppsd_rt.distill.shards import HELD_OUT_SLOTS
 from ppsd_rt.distill.train import TrainSettings
 from ppsd_rt.models.exit_head import ExitHead
@@ -62,9 +61,3 @@ def test_a_forecast_adds_up():
     assert forecast.shards_within((few + 2.01 * many) / 3600, slots=1000) == 2, (
         "what is held out does not grow with the slots"
     )
-
-
-def test_what_a_head_lets_expect():
-    costs = Costs(StageCosts(0.1, 0.2, [0.9 + 0.01 * rows for rows in range(16)]), None)
-    assert expected_speed(costs, 0.0) == 1.0
-    assert 1.5 < expected_speed(costs, 0.8) < expected_speed(costs, 0.9)

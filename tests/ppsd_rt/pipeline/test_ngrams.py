@@ -4,28 +4,19 @@ import numpy as np
 import pytest
 
 from ppsd_rt import _native
-from ppsd_rt._native import Ngrams, StageCosts
+from ppsd_rt._native import Ngrams
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import parse_schedule
 
-ROWS = StageCosts.between({1: 0.5, 16: 0.5})
-COSTS = StageCosts(ROWS, 0.1, ROWS)
 ASKED, SECRET = [40, 41, 42, 43, 44, 45, 46, 47], [201, 202, 203, 204, 205, 206]
 
 
 def copies(ngrams, prompt, answer):
     """-> the drafts that are copied for a text which goes on so, and how many of them are right."""
     text = [*prompt, *answer]
-    events = _native.testing.replay(
-        parse_schedule("recycle"),
-        text,
-        len(prompt),
-        lambda *_: pytest.fail("no head"),
-        Limits(len(text)),
-        COSTS,
-        ngrams,
+    rounds = _native.testing.replay(
+        parse_schedule("recycle"), text, len(prompt), lambda *_: pytest.fail("no head"), Limits(len(text)), ngrams
     )
-    rounds = [round for _, round in events]
     return [draft.token for round in rounds for draft in round.judged], sum(round.accepted for round in rounds)
 
 

@@ -100,16 +100,6 @@ def test_it_never_drafts_beside_verification(knowing, engine, ranks):
     assert [rank for rank in came if rank != 2] == [1, 0] * (len(came) // 3), "a pass leaves when the last one is home"
 
 
-def test_drafts_are_timed_again_and_again(knowing, ranks, engine):
-    """A text that it has drafted from costs it nothing more, but a measurement wants to know what it costs."""
-    over = ranks((0, 2, 2), *knowing, "float32")
-    for _ in range(3):
-        assert over.drafter.time_step(False, 128) >= 0.0
-        assert over.drafter.time_step(True, 128) > 0.0
-        assert over.stations[0].time_pass(16, 128) > 0.0
-    assert ids_of(over.run(PROMPT, params(), TURNS)) == engine.generate(PROMPT, params(), "plain").run().ids
-
-
 # -- what comes over the wire ------------------------------------------------------------------------------------------
 
 

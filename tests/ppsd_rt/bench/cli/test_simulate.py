@@ -1,15 +1,10 @@
-"""`ppsd-run lab simulate`: what it sweeps, prints, draws and refuses."""
+"""`ppsd-run lab simulate`: what it sweeps, prints and refuses."""
 
 import json
 
 import pytest
-from support import tiny_head, tiny_model, write_model
 
-from ppsd_rt._native import Costs, StageCosts
-from ppsd_rt.bench.simulate import costs_of_stages, measured
 from ppsd_rt.cli import main as cli
-from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.pipeline.schedule import MAX_ROWS
 
 
 @pytest.fixture
@@ -60,39 +55,6 @@ def test_json_is_printed_on_request_or_into_a_file(run, output, tmp_path):
         assert out.splitlines()[0].startswith("| stages | link ms | acceptance | schedule |")
 
 
-def test_measured_costs_of_a_layer_and_of_the_heads():
-    """4 layers, exit after 1: a row through it 2 ms, its head 0.5 ms; a pass of 3 layers and LM head 8 + n ms."""
-    stages = StageCosts(0.002, 0.0025, tuple((8 + n) / 1e3 for n in range(1, MAX_ROWS + 1)))
-    model = measured(Costs(stages, None), 1, 4)
-    assert model.layers.layers == (0.002,) * 4
-    assert model.layers.head == pytest.approx(0.0005)
-    assert model.layers.lm_head == pytest.approx(0.003)
-    assert model.growth[3] == pytest.approx(12 / 9)
-    split = model.cut(3)
-    assert split.sizes == (1, 2, 1)
-    costs = costs_of_stages(model.without_head(split), model.layers.head, model.growth)
-    assert [costs.row_step, *(stage[0] for stage in costs.stages)] == pytest.approx([0.002, 0.004, 0.005])
-    assert sum(stage[3] for stage in costs.stages) == pytest.approx(0.012)
-
-
-def test_a_measured_model(rows, run, tmp_path, monkeypatch):
-    monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "cache"))
-    folder = write_model(tmp_path / "model")
-    tiny_head(tiny_model(), hash=Checkpoint(folder).hash).save(tmp_path / "head.safetensors")
-    model = ("--measured", "--model", folder, "--threads", 1)
-    swept, result = rows(*model, "--exit-head", tmp_path / "head.safetensors", "--stages", "2,3", "--bandwidth", 1)
-    assert len(swept) == 2 * 4
-    layers = Checkpoint(folder).config.num_hidden_layers
-    assert len(result["model_ms"]["layers"]) == layers
-    assert len({pipeline["split"][0] for pipeline in result["pipelines"]}) == 1  # the head's layer
-    assert result["pipelines"][0]["link_ms_per_row"] == pytest.approx(
-        4 * Checkpoint(folder).config.hidden_size * 8 / 1e9 * 1e3
-    )
-    status, out, err = run(*model, "--exit-head", "none")
-    assert (status, out) == (1, "")
-    assert "no exit head to measure" in err.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -103,13 +65,11 @@ def test_a_measured_model(rows, run, tmp_path, monkeypatch):
         (("--row-share", "1e308"), "neither 0 nor a number"),
         (("--tokens", "99999999999"), "is more than"),
         (("--stage-ms", ",".join(["1"] * 300)), "300 stages"),
-        (("--token-ms", "0"), "costs of nothing"),
+        (("--token-ms", "0"), "more than 0 seconds"),
         (("--stage-ms", "1,2", "--stages", "2"), "do not go together"),
         (("--schedule", "auto"), "auto"),
-        (("--bandwidth", "0", "--row-bytes", "4"), "--bandwidth"),
-        (("--bandwidth", "1"), "--row-bytes"),
-        (("--measured", "--token-ms", "2"), "do not go together"),
-        (("--trace", "/nowhere/at/all"), "cannot write the trace"),
+        (("--schedule", "eesd"), "stop_rule=fixed"),
+        (("--save", "/nowhere/at/all"), "cannot write the result"),
     ],
 )
 def test_bad_values_are_one_line_and_status_2(run, args, words):
