@@ -41,9 +41,8 @@ class CpuPasses final : public Passes {
   std::exception_ptr failure(const Sampler* sampler) const override { return head_->failure(sampler); }
   const float* tapped(int row) const override { return late_.tapped() + size_t(row) * tap_width(); }
   void read_taps(EagleText* text, uint8_t* const* blocks, int spans) override { eagle_->catch_up(text, blocks, spans); }
+  std::vector<uint16_t> kept(uint8_t* const* blocks, int rows) const override;   // [rows][keep][hidden] bfloat16, before any norm
 
-  // Of the rows [0, rows) of a text: [rows][keep][hidden] bfloat16, before any norm.
-  std::vector<uint16_t> kept(uint8_t* const* blocks, int rows) const;
  private:
   int distance(const Draw& draw) const;
   const float* heard(const Draw& draw) const { return (draw.feedback->heard.empty() ? draw.feedback->hidden : draw.feedback->heard).data(); }

@@ -22,7 +22,7 @@ class Passes {
   virtual ~Passes() = default;
 
   const CpuModel& model() const { return *model_; }
-  Team& team() { return *own_team_; }
+  Team& team() const { return *own_team_; }
   int members() const { return own_team_->size(); }
   virtual size_t block_bytes() const = 0;                // of the loop's memory
   virtual void lie_in(Blocks*) {}                        // once: those that the loop hands out
@@ -72,6 +72,8 @@ class Passes {
   size_t tap_width() const { return size_t(taps()) * size_t(model_->shape.hidden_size); }
   int taps() const { return int(model_->taps().size()); }
   virtual void read_taps(EagleText*, uint8_t* const*, int) { missing(); }
+  // What is kept of a text's rows [0, rows), for distillation; or nothing.
+  virtual std::vector<uint16_t> kept(uint8_t* const*, int) const { return {}; }
 
  protected:
   static void take(Draw* draw, int chosen);   // a draft token, from the logits of its row

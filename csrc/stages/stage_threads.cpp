@@ -26,7 +26,9 @@ struct StageThreads::Stage {
             [this, &passes](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
               return slice.run(pass, cancelled, [&passes](int) { return passes.rope(); }, verdict);
             },
-            passes.model().shape.hidden_size, slice.last(), 0.0) {}
+            passes.model().shape.hidden_size, slice.last(), 0.0) {
+    team.judge_like(passes.team());
+  }
   ~Stage() { end(); }
   void end() {   // of its thread
     station.close();
@@ -65,10 +67,6 @@ StageThreads::StageThreads(const CpuPasses& passes, std::vector<int> cuts, const
 
 StageThreads::~StageThreads() {   // the threads first, all of them: they hand on to each other
   for (auto& stage : stages_) stage->end();
-}
-
-void StageThreads::judge_by(const std::function<Team::Pass(int)>& told) {
-  for (auto& stage : stages_) stage->team.judge_by(told);
 }
 
 void StageThreads::take(Pass pass) { stages_.front()->station.post(std::move(pass)); }

@@ -4,7 +4,6 @@
 // loop's blocks, where the loop's own passes find them too. The threads wait for passes, and take no time while there are none.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -26,7 +25,6 @@ class StageThreads {
 
   Chain& chain() { return chain_; }
   Team& draft_team() { return draft_team_; }   // of the thread that drafts meanwhile
-  void judge_by(const std::function<Team::Pass(int active)>& told);   // the stages' teams, for tests, see Team
   void take(Pass pass);                        // that is to leave
   void raise(int answer, int epoch);   // to all of them, see PassStation
   // While nothing is under way: what stages do goes into this timeline, or null.

@@ -145,7 +145,7 @@ Played many_answers(const Enough& enough, uint64_t seed) {
       plain.push_back(plainly(model, between(random, 1, 2), requests.back()));
     }
     const int threads = between(random, 1, 3), blocks = between(random, kContext / kSpan, 12);
-    LoopLimits limits{by_length ? 1 : between(random, 1, 8), between(random, 1, 16), {}};
+    LoopLimits limits{by_length ? 1 : between(random, 1, 8), between(random, 1, 16)};
     std::unique_ptr<LoopThread> here;
     std::unique_ptr<TwoRanks> ranks;
     if (over_ranks) {
