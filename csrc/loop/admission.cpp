@@ -51,10 +51,10 @@ bool Admission::admit(Sequence& answer) {
   }
   answer.shared = answer.table.copy_rest(answer.text(), most);
   // An EAGLE-3 head's last row there has read the other text's next token.
-  if (passes_.model().eagle && answer.shared % kSpan > 0) --answer.shared;
+  if (backend_.model().eagle && answer.shared % kSpan > 0) --answer.shared;
   answer.go_on_from(answer.shared);
   counts_.shared_rows += answer.shared;
-  passes_.reserve(answer.request.limits.end, answer.rotated_as);
+  backend_.reserve(answer.request.limits.end, answer.rotated_as);
   answer.running = true;
   answer.out->begin(answer.shared);
   return true;
@@ -102,7 +102,7 @@ void Admission::retire(const std::function<void()>& told) {
         ++at;
         continue;
       }
-      answer.out->kept = passes_.kept(answer.table.pointers(), answer.rows);
+      answer.out->kept = backend_.kept(answer.table.pointers(), answer.rows);
       transport_.drop(answer);
       if (answer.failure) answer.table.wipe();   // NaNs must not reach the next owner
       else retire(answer);
@@ -118,7 +118,7 @@ void Admission::retire(Sequence& answer) {
   if (!answer.running || answer.rows == 0) return;
   answer.cut(answer.rows);   // a pass may have been cancelled, or is under way
   answer.prefill_head();
-  if (passes_.model().eagle) answer.read_taps_from(answer.rows);
+  if (backend_.model().eagle) answer.read_taps_from(answer.rows);
   answer.table.leave(answer.text(), answer.shareable(answer.rows));
 }
 

@@ -11,8 +11,8 @@ namespace ppsd {
 class Admission {
  public:
   // most: that run at once.
-  Admission(Passes* passes, Blocks* blocks, Transport* transport, LoopCounts* counts, int most)
-      : passes_(*passes), blocks_(*blocks), transport_(*transport), counts_(*counts), most_(most) {}
+  Admission(ModelBackend* backend, Blocks* blocks, Transport* transport, LoopCounts* counts, int most)
+      : backend_(*backend), blocks_(*blocks), transport_(*transport), counts_(*counts), most_(most) {}
 
   const Sequences& running() const { return running_; }
   bool empty() const { return waiting_.empty() && running_.empty(); }
@@ -32,7 +32,7 @@ class Admission {
   Sequence* victim(const Sequence& other) const;
   void retire(Sequence& answer);
 
-  Passes& passes_;
+  ModelBackend& backend_;
   Blocks& blocks_;
   Transport& transport_;
   LoopCounts& counts_;

@@ -251,7 +251,7 @@ double TimedText::step(bool draw, int context) {
   x_.resize(states_.size());
   const int id = context % passes_.model().shape.vocab_size;
   const Segment segment = blocks_->segment(context, 1);
-  std::vector<Passes::Draw> draws{
+  std::vector<ModelBackend::Draw> draws{
       {segment, x_.data(), passes_.uses_feedback() ? &feedback_ : nullptr, &sampler_, &vocabulary_, &eagle_, {}, {}}};
   const auto begin = Clock::now();
   passes_.embed(&id, 1, x_.data());

@@ -15,7 +15,7 @@ class TimedText {
   TimedText(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, bool late = true);   // late: see CpuPasses
 
   Team& team() { return passes_.team(); }
-  size_t block_bytes() const { return passes_.block_bytes(); }   // see Passes
+  size_t block_bytes() const { return passes_.block_bytes(); }   // see ModelBackend
   // Seconds of a row through the early layers after `context` others; draw: and of a draft token after it.
   double step(bool draw, int context);
   // Seconds of a pass over so many rows after `context` others, and of their choice of tokens.

@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "passes.h"
+#include "model_backend.h"
 
 namespace ppsd {
 
-class CpuPasses final : public Passes {
+class CpuPasses final : public ModelBackend {
  public:
   // keep: after so many layers, the hidden states of all rows are kept beside the KV cache. late: its late layers are here, and
   // not on other ranks.
@@ -34,7 +34,7 @@ class CpuPasses final : public Passes {
   void embed(const int* ids, int rows, float* x) override;
   bool early(const std::vector<Segment>& segments, float* x, const Cancelled& cancelled) override;
   bool draw(std::vector<Draw>* draws, const Cancelled& cancelled) override;
-  void catch_up(const Segment& rows, const float* states) override;
+  void prefill_head(const Segment& rows, const float* states) override;
   Chosen verify(const std::vector<Segment>& segments, float* x, const std::vector<Head::Row>& rows,
                 const Cancelled& cancelled) override;
   void hear(const std::vector<Segment>& segments, const float* states, const float* taps) override;

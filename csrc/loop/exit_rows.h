@@ -31,7 +31,7 @@ class ExitRows {
     first_ = row;
   }
   void add(const float* states, int rows) { states_.insert(states_.end(), states, states + size_t(rows) * hidden_); }
-  void drew(int row, std::vector<float> state) {   // a head with a tap drew from this one: Passes::Draw::drawn
+  void drew(int row, std::vector<float> state) {   // a head with a tap drew from this one: ModelBackend::Draw::drawn
     drop_drawn(row, row + 1);
     drawn_.emplace_back(row, std::move(state));
   }

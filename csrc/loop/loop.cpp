@@ -5,18 +5,18 @@
 
 namespace ppsd {
 
-Loop::Loop(std::unique_ptr<Passes> passes, int blocks, const LoopLimits& limits, int ranks)
-    : passes_(std::move(passes)),
-      blocks_(passes_->block_bytes(), blocks),
-      transport_(passes_.get(), &blocks_, &round_, &counts_, limits.cuts, ranks, condition_),
-      admission_(passes_.get(), &blocks_, &transport_, &counts_, limits.most_answers),
-      round_(passes_.get(), &admission_, &transport_, &counts_, limits.prompt_rows, limits.prior) {
+Loop::Loop(std::unique_ptr<ModelBackend> backend, int blocks, const LoopLimits& limits, int ranks)
+    : backend_(std::move(backend)),
+      blocks_(backend_->block_bytes(), blocks),
+      transport_(backend_.get(), &blocks_, &round_, &counts_, limits.cuts, ranks, condition_),
+      admission_(backend_.get(), &blocks_, &transport_, &counts_, limits.most_answers),
+      round_(backend_.get(), &admission_, &transport_, &counts_, limits.prompt_rows, limits.prior) {
   round_.policy().know(limits.learned);
 }
 
 std::shared_ptr<AnswerEvents> Loop::add(Request request, bool automatic, int grammar) {
   if (request.limits.end > capacity()) throw std::bad_alloc();
-  auto answer = std::make_unique<Sequence>(std::move(request), automatic, grammar, transport_.verdict_track(), passes_.get(), &blocks_, condition_);
+  auto answer = std::make_unique<Sequence>(std::move(request), automatic, grammar, transport_.verdict_track(), backend_.get(), &blocks_, condition_);
   const auto out = answer->out;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -41,7 +41,7 @@ bool Loop::draft_with(std::shared_ptr<const CpuModel> model) {
   const std::lock_guard<std::mutex> stepping(stepping_);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!arrived_.empty() || !admission_.empty()) return false;
-  dynamic_cast<CpuPasses&>(*passes_).draft_with(std::move(model));
+  dynamic_cast<CpuPasses&>(*backend_).draft_with(std::move(model));
   return true;
 }
 

@@ -31,15 +31,15 @@ class Loop {
  public:
   // Texts lie in so many blocks. ranks: 0; or the passes are rank 0's of so many, which has the early layers, and nobody but
   // `work` steps it. Throws NoThread, std::bad_alloc.
-  Loop(std::unique_ptr<Passes> passes, int blocks, const LoopLimits& limits = {}, int ranks = 0);
+  Loop(std::unique_ptr<ModelBackend> backend, int blocks, const LoopLimits& limits = {}, int ranks = 0);
   ~Loop() { end_all(nullptr); }
 
   int capacity() const {   // the longest text
     return int(std::min({size_t(blocks_.count()) * kSpan, transport_.most_words() / 2, size_t(1) << 30}));
   }
-  const CpuModel& model() const { return passes_->model(); }
+  const CpuModel& model() const { return backend_->model(); }
   size_t block_bytes() const { return blocks_.block_bytes(); }
-  int taps() const { return passes_->taps(); }   // that verdicts bring home
+  int taps() const { return backend_->taps(); }   // that verdicts bring home
 
   // From any thread. automatic: the policy decides on drafts, round by round; of the schedule, `lookup` and `recycle` count.
   // Throws std::bad_alloc where the text may become longer than all blocks.
@@ -66,9 +66,9 @@ class Loop {
   // By one thread at a time. A round; false: there is nothing to do until something is added, cancelled or consumed.
   bool step();
   void end_all(const std::exception_ptr& failure);
-  void pin_caller() { passes_->team().pin_caller(); }
+  void pin_caller() { backend_->team().pin_caller(); }
   // For tests, before an answer overlaps: see Team.
-  void judge_by(const std::function<Team::Pass(int active)>& told) { passes_->team().judge_by(told); }
+  void judge_by(const std::function<Team::Pass(int active)>& told) { backend_->team().judge_by(told); }
 
  private:
   template <class Value>
@@ -80,7 +80,7 @@ class Loop {
   void retire();
   void show_counts();
 
-  const std::unique_ptr<Passes> passes_;
+  const std::unique_ptr<ModelBackend> backend_;
   const std::shared_ptr<Condition> condition_ = std::make_shared<Condition>();
   Blocks blocks_;
   LoopCounts counts_;

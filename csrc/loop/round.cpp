@@ -18,14 +18,14 @@ double seconds_since(Clock::time_point begun) { return std::chrono::duration<dou
 
 }  // namespace
 
-RoundRunner::RoundRunner(Passes* passes, Admission* admission, Transport* transport, LoopCounts* counts, int prompt_rows, double prior)
-    : passes_(*passes),
+RoundRunner::RoundRunner(ModelBackend* backend, Admission* admission, Transport* transport, LoopCounts* counts, int prompt_rows, double prior)
+    : backend_(*backend),
       admission_(*admission),
       transport_(*transport),
       counts_(*counts),
       prompt_rows_(prompt_rows),
-      policy_(passes_.drafts(), passes_.draft_share(), prior, transport_.may_overlap()),
-      x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
+      policy_(backend_.drafts(), backend_.draft_share(), prior, transport_.may_overlap()),
+      x_(size_t(kPassRows) * backend_.model().shape.hidden_size),
       early_x_(x_.size()) {}
 
 bool RoundRunner::play() {
@@ -94,7 +94,7 @@ int RoundRunner::plan(const std::vector<Sequence*>& all, bool others) {
   policy_.times.sharers = std::min(transport_.stages(), running);
   const bool alone = transport_.sends() ? running == 1 : count == 1 && reading == 0;
   // What an EAGLE-3 head drafts from has been verified.
-  policy_.plan(&writers, {prompt_rows, reading, kPassRows - count - prompt_rows, alone, stages_idle() && !passes_.model().eagle});
+  policy_.plan(&writers, {prompt_rows, reading, kPassRows - count - prompt_rows, alone, stages_idle() && !backend_.model().eagle});
   for (size_t i = 0; i < writing.size(); ++i) writing[i]->set_schedule(writers[i].schedule);
   return prompt_rows;
 }
@@ -132,10 +132,10 @@ bool RoundRunner::draft(const std::vector<Sequence*>& writing) {
     for (Sequence* answer : drawing) embed(part_of_step(answer), &parts);
     if (parts.empty()) return true;
     const Clock::time_point begun = Clock::now();
-    std::vector<Passes::Draw> draws;
+    std::vector<ModelBackend::Draw> draws;
     if (!run_early(parts)) return false;
     // What the head's layers have to catch up with is no draft's price.
-    const auto behind = [&](const Part& part) { return passes_.lags() && part.answer->headed + 1 < part.answer->exits.end(); };
+    const auto behind = [&](const Part& part) { return backend_.lags() && part.answer->headed + 1 < part.answer->exits.end(); };
     const bool late = std::any_of(parts.begin(), parts.end(), behind);
     if (!draw(parts, &draws)) return false;
     const double seconds = seconds_since(begun);
@@ -147,7 +147,7 @@ bool RoundRunner::draft(const std::vector<Sequence*>& writing) {
       Sequence& answer = *parts[i].answer;
       const DraftStep step = std::exchange(answer.step, {});
       const int position = draws[i].position();
-      const Draft draft = answer.request.oracle.instead_of(draws[i].draft, position, passes_.model().shape.vocab_size);
+      const Draft draft = answer.request.oracle.instead_of(draws[i].draft, position, backend_.model().shape.vocab_size);
       parts[i].span("draft", kDraftTrack, begun);
       answer.scheduler.stepped(step, &draft);
       if (answer.request.report_drafts) answer.put(Drafted{position, draft.token});
@@ -159,15 +159,15 @@ bool RoundRunner::draft(const std::vector<Sequence*>& writing) {
 }
 
 // From the last row of each part, whose answer has the step in hand.
-bool RoundRunner::draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws) {
+bool RoundRunner::draw(const std::vector<Part>& parts, std::vector<ModelBackend::Draw>* draws) {
   for (const Part& part : parts) {
     Sequence& answer = *part.answer;
     answer.vocabulary.follow(answer.text());
-    const int end = answer.exits.end(), first = passes_.lags() ? std::min(answer.headed, end - 1) : end - 1;
+    const int end = answer.exits.end(), first = backend_.lags() ? std::min(answer.headed, end - 1) : end - 1;
     draws->push_back({answer.segment(first, end - first), answer.exits.at(first), answer.step.feedback.get(), &answer.drafting,
                       &answer.vocabulary, &answer.eagle, {}, {}});
   }
-  if (!passes_.draw(draws, cancelled_)) return false;
+  if (!backend_.draw(draws, cancelled_)) return false;
   for (size_t i = 0; i < parts.size(); ++i) {
     parts[i].answer->headed = parts[i].answer->exits.end();
     if (!(*draws)[i].drawn.empty()) parts[i].answer->exits.drew((*draws)[i].position() - 1, std::move((*draws)[i].drawn));
@@ -178,7 +178,7 @@ bool RoundRunner::draw(const std::vector<Part>& parts, std::vector<Passes::Draw>
 // What is left to do before verification: rows that nothing is drawn from, and those of prompts. Into x_: all rows to
 // verify. False: cancelled.
 bool RoundRunner::gather(const std::vector<Sequence*>& writing, const std::vector<Part>& prompts, std::vector<Part>* parts) {
-  const size_t hidden = size_t(passes_.model().shape.hidden_size);
+  const size_t hidden = size_t(backend_.model().shape.hidden_size);
   early_rows_ = 0;
   std::vector<Part> early;
   for (Sequence* answer : writing)
@@ -222,12 +222,12 @@ bool RoundRunner::gather(const std::vector<Sequence*>& writing, const std::vecto
 
 // Rows into early_x_, as a part of the pass; or the answer has failed.
 void RoundRunner::embed(const Part& part, std::vector<Part>* parts) {
-  const size_t hidden = size_t(passes_.model().shape.hidden_size);
+  const size_t hidden = size_t(backend_.model().shape.hidden_size);
   check_bound(size_t(early_rows_) + size_t(part.rows), kPassRows, "rows");
   try {
-    passes_.embed(part.tokens(), part.rows, early_x_.data() + size_t(early_rows_) * hidden);
+    backend_.embed(part.tokens(), part.rows, early_x_.data() + size_t(early_rows_) * hidden);
     part.answer->feed_sampler(part.answer->drafting, part.start, part.tokens(), part.rows);
-    if (passes_.model().eagle) part.answer->eagle.know(part.start, part.tokens(), part.rows);
+    if (backend_.model().eagle) part.answer->eagle.know(part.start, part.tokens(), part.rows);
   } catch (const std::runtime_error&) {
     return part.answer->fail(std::current_exception());
   }
@@ -237,11 +237,11 @@ void RoundRunner::embed(const Part& part, std::vector<Part>* parts) {
 
 // The rows in early_x_ through the early layers; the answers keep what comes of them.
 bool RoundRunner::run_early(const std::vector<Part>& parts) {
-  const size_t hidden = size_t(passes_.model().shape.hidden_size);
+  const size_t hidden = size_t(backend_.model().shape.hidden_size);
   std::vector<Segment> segments;
   for (const Part& part : parts)
     if (part.rows > 0) segments.push_back(part.segment());   // of a draft the row may have passed them before
-  if (!segments.empty() && !passes_.early(segments, early_x_.data(), cancelled_)) return false;
+  if (!segments.empty() && !backend_.early(segments, early_x_.data(), cancelled_)) return false;
   const float* x = early_x_.data();
   for (const Part& part : parts) {
     part.answer->exits.add(x, part.rows);
@@ -254,9 +254,9 @@ void RoundRunner::conclude(const Part& part, const int* chosen, const float* hid
                            std::vector<Logprobs> logprobs) {
   Sequence& answer = *part.answer;
   answer.taps = taps;
-  if (passes_.model().eagle) {   // which reads them when it drafts
+  if (backend_.model().eagle) {   // which reads them when it drafts
     if (answer.eagle.pending() + part.rows > kPassRows) answer.read_taps();
-    answer.eagle.verified(part.start, part.rows, taps, passes_.tap_width());
+    answer.eagle.verified(part.start, part.rows, taps, backend_.tap_width());
   }
   counts_.rows += part.rows;
   if (failure) answer.fail(failure);
@@ -270,7 +270,7 @@ void RoundRunner::commit(const Part& part, const int* chosen, const float* hidde
   verdict.epoch = part.epoch;
   verdict.start = part.start;
   verdict.true_ids.assign(chosen, chosen + part.rows);
-  if (passes_.uses_feedback()) verdict.hidden = answer.with_taps(hidden, 0, part.rows);
+  if (backend_.uses_feedback()) verdict.hidden = answer.with_taps(hidden, 0, part.rows);
   verdict.logprobs = std::move(logprobs);
   auto round = answer.scheduler.land(verdict);
   if (!round) throw std::logic_error("a verdict that nobody waits for");
@@ -288,7 +288,7 @@ void RoundRunner::prompt_done(const Part& part, const int* chosen, const float* 
   keep(answer, part.start);
   if (answer.begun || answer.rows < answer.rows_wanted()) return;
   std::vector<float> last;
-  if (passes_.uses_feedback()) last = answer.with_taps(hidden, part.rows - 1, 1);
+  if (backend_.uses_feedback()) last = answer.with_taps(hidden, part.rows - 1, 1);
   answer.begun = true;
   answer.put(answer.scheduler.begin(answer.request.prompt, answer.shared, *chosen, std::move(last), std::move(logprobs)));
 }
@@ -297,9 +297,9 @@ void RoundRunner::prompt_done(const Part& part, const int* chosen, const float* 
 // head's layers have seen them.
 void RoundRunner::keep(Sequence& answer, int start) {
   answer.cut(std::max({answer.rows, answer.left, answer.begun ? answer.scheduler.drafted_rows() : 0}));
-  if (passes_.taps() > 0 && passes_.uses_feedback() && (answer.most > 0 || !answer.begun)) hear(answer, start);
+  if (backend_.taps() > 0 && backend_.uses_feedback() && (answer.most > 0 || !answer.begun)) hear(answer, start);
   if (answer.rows / kSpan > answer.headed / kSpan) answer.prefill_head();
-  if (passes_.model().eagle && answer.rows / kSpan > start / kSpan) answer.read_taps_from(start);
+  if (backend_.model().eagle && answer.rows / kSpan > start / kSpan) answer.read_taps_from(start);
   answer.exits.forget(std::min(answer.headed, answer.rows));
   answer.table.keep(answer.text(), answer.shareable(answer.rows));
 }
@@ -318,7 +318,7 @@ void RoundRunner::hear(Sequence& answer, int start) {
 }
 
 void RoundRunner::hear_all() {
-  if (!heard_.empty()) passes_.hear(heard_, heard_x_.data(), heard_taps_.data());
+  if (!heard_.empty()) backend_.hear(heard_, heard_x_.data(), heard_taps_.data());
   heard_.clear(), heard_x_.clear(), heard_taps_.clear();
 }
 

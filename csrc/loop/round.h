@@ -11,7 +11,7 @@ namespace ppsd {
 class RoundRunner {
  public:
   // prompt_rows, prior: see LoopLimits.
-  RoundRunner(Passes* passes, Admission* admission, Transport* transport, LoopCounts* counts, int prompt_rows, double prior);
+  RoundRunner(ModelBackend* backend, Admission* admission, Transport* transport, LoopCounts* counts, int prompt_rows, double prior);
 
   bool play();   // false: there is nothing to do
   Policy& policy() { return policy_; }
@@ -31,7 +31,7 @@ class RoundRunner {
   bool room_to_write(Sequence& answer);
   int next_of_prompt(Sequence& answer, int most);
   bool draft(const std::vector<Sequence*>& writing);
-  bool draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws);
+  bool draw(const std::vector<Part>& parts, std::vector<ModelBackend::Draw>* draws);
   bool gather(const std::vector<Sequence*>& writing, const std::vector<Part>& prompts, std::vector<Part>* parts);
   void embed(const Part& part, std::vector<Part>* parts);
   bool run_early(const std::vector<Part>& parts);
@@ -40,7 +40,7 @@ class RoundRunner {
   void keep(Sequence& answer, int start);
   void hear(Sequence& answer, int start);
 
-  Passes& passes_;
+  ModelBackend& backend_;
   Admission& admission_;
   Transport& transport_;
   LoopCounts& counts_;
@@ -50,7 +50,7 @@ class RoundRunner {
   std::vector<float> x_, early_x_;   // [kPassRows][hidden]
   int early_rows_ = 0;               // of early_x_, in use
   std::vector<Segment> heard_;       // verified rows that a head with a tap is to hear,
-  std::vector<float> heard_x_, heard_taps_;   // and what they are: see Passes::hear
+  std::vector<float> heard_x_, heard_taps_;   // and what they are: see ModelBackend::hear
 };
 
 }  // namespace ppsd

@@ -15,7 +15,7 @@
 #include "answer_events.h"
 #include "blocks.h"
 #include "exit_rows.h"
-#include "passes.h"
+#include "model_backend.h"
 #include "policy.h"
 
 namespace ppsd {
@@ -35,20 +35,20 @@ struct Request {
 
 struct Sequence {
   // told: the number of its grammar, see Loop::add. track: of its trace, where verdicts are marked.
-  Sequence(Request wanted, bool automatic, int told, int track, Passes* computes, Blocks* blocks, std::shared_ptr<Condition> condition)
-      : passes(*computes),
+  Sequence(Request wanted, bool automatic, int told, int track, ModelBackend* computed_by, Blocks* blocks, std::shared_ptr<Condition> condition)
+      : backend(*computed_by),
         request(std::move(wanted)),
         grammar(told),
         verdict_track(track),
         prompt_rows(int(request.prompt.size()) - request.limits.own - 1),
-        rotated_as(passes.model().rotary.matters(prompt_rows + 1)),
+        rotated_as(backend.model().rotary.matters(prompt_rows + 1)),
         out(std::make_shared<AnswerEvents>(std::move(condition), int(request.prompt.size()))),
         scheduler(fitted(request.schedule, false), request.limits, request.sampling.seed),
         table(blocks, rotated_as, request.kept),
-        exits(size_t(passes.model().shape.hidden_size)),
-        vocabulary(passes.draft_vocabulary()),
-        drafting(*passes.model().kernels, passes.model().shape.vocab_size, passes.members()),
-        verifying(std::make_shared<Sampler>(*passes.model().kernels, passes.model().shape.vocab_size, passes.members())) {
+        exits(size_t(backend.model().shape.hidden_size)),
+        vocabulary(backend.draft_vocabulary()),
+        drafting(*backend.model().kernels, backend.model().shape.vocab_size, backend.members()),
+        verifying(std::make_shared<Sampler>(*backend.model().kernels, backend.model().shape.vocab_size, backend.members())) {
     Sampling sampling = request.sampling;
     sampling.answer = prompt_rows + 1;
     sampling.stop_ids = request.limits.stop_ids;
@@ -81,7 +81,7 @@ struct Sequence {
     return scheduler.schedule().overlap && (scheduler.ready() || scheduler.may_step());
   }
   // Of the first `most` rows of its text, those that texts share.
-  int shareable(int most) const { return passes.decoded_rows_differ() ? std::min(most, prompt_rows) : most; }
+  int shareable(int most) const { return backend.decoded_rows_differ() ? std::min(most, prompt_rows) : most; }
 
   // Rows before this one are in the table, and have passed all layers.
   void go_on_from(int row) {
@@ -109,7 +109,7 @@ struct Sequence {
   }
   // [count][hidden] after the last layer, and behind each, for a head with a tap, what the part's rows from `row` on are there.
   std::vector<float> with_taps(const float* hidden, int row, int count) const {
-    const size_t width = size_t(passes.model().shape.hidden_size), behind = passes.tap_width();
+    const size_t width = size_t(backend.model().shape.hidden_size), behind = backend.tap_width();
     std::vector<float> all;
     for (size_t r = 0; r < size_t(count); ++r) {
       all.insert(all.end(), hidden + r * width, hidden + (r + 1) * width);
@@ -120,14 +120,14 @@ struct Sequence {
   }
   void cut(int end) {   // what is known of rows from `end` on is void
     exits.cut(end);
-    headed = passes.lags() ? std::min(headed, end) : rows;
+    headed = backend.lags() ? std::min(headed, end) : rows;
   }
   void prefill_head() {   // all its rows through the exit head's own layers
     if (headed == rows) return;
-    passes.catch_up(segment(headed, rows - headed), exits.at(headed));
+    backend.prefill_head(segment(headed, rows - headed), exits.at(headed));
     headed = rows;
   }
-  void read_taps() { passes.read_taps(&eagle, table.pointers(), table.size()); }
+  void read_taps() { backend.read_taps(&eagle, table.pointers(), table.size()); }
   void read_taps_from(int row) {   // of the whole text, whose tokens from this row on an EAGLE-3 head has not heard
     eagle.know(row, text().data() + row, int(text().size()) - row);
     read_taps();
@@ -141,7 +141,7 @@ struct Sequence {
     failure = std::move(why);
   }
 
-  Passes& passes;
+  ModelBackend& backend;
   const Request request;
   const int grammar, verdict_track;
   const int prompt_rows;      // of the text: of the prompt, all but the last, which is the first that a token is chosen after

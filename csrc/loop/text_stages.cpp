@@ -5,7 +5,7 @@
 
 namespace ppsd {
 
-TextStages::TextStages(std::unique_ptr<Passes> passes, const Sampling& sampling)
+TextStages::TextStages(std::unique_ptr<ModelBackend> passes, const Sampling& sampling)
     : passes_(passes.release()),
       sampling_(sampling),
       drafting_(*passes_->model().kernels, passes_->model().shape.vocab_size, passes_->members()),
@@ -56,7 +56,7 @@ std::optional<std::pair<int, double>> TextStages::draft(int start, const std::ve
   if (!draw) return std::nullopt;
   vocabulary_.follow(drafting_.ids());
   const int end = drafted(), first = passes_->lags() ? std::min(headed_, end - 1) : end - 1;
-  std::vector<Passes::Draw> draws{{segment(first, end - first), exits_.data() + size_t(first) * hidden(), heard_ ? &*heard_ : nullptr,
+  std::vector<ModelBackend::Draw> draws{{segment(first, end - first), exits_.data() + size_t(first) * hidden(), heard_ ? &*heard_ : nullptr,
                                    &drafting_, &vocabulary_, &eagle_, {}, {}}};
   passes_->draw(&draws);
   headed_ = end;

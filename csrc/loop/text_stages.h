@@ -11,13 +11,13 @@
 
 #include "../core/thread.h"
 #include "blocks.h"
-#include "passes.h"
+#include "model_backend.h"
 
 namespace ppsd {
 
 class TextStages {
  public:
-  TextStages(std::unique_ptr<Passes> passes, const Sampling& sampling);
+  TextStages(std::unique_ptr<ModelBackend> passes, const Sampling& sampling);
 
   // A new text, of which the answer begins at this position; all rows are void. key: of its noise.
   void begin(int answer, uint64_t key);
@@ -37,7 +37,7 @@ class TextStages {
   void keep(int start, const float* states, int rows);
   void hear(int end);
 
-  const std::unique_ptr<Passes, NotAfterFork> passes_;
+  const std::unique_ptr<ModelBackend, NotAfterFork> passes_;
   std::unique_ptr<TextBlocks> blocks_;
   Sampling sampling_;
   Sampler drafting_, verifying_;
@@ -45,7 +45,7 @@ class TextStages {
   EagleText eagle_;
   std::vector<float> exits_;      // [drafted][hidden], after the early layers
   int headed_ = 0;                // rows that have passed the exit head's own layers
-  std::map<int, std::vector<float>> drawn_;   // by row: see Passes::Draw::drawn
+  std::map<int, std::vector<float>> drawn_;   // by row: see ModelBackend::Draw::drawn
   std::optional<Feedback> heard_;
   // [rows from kept_from_ on][hidden], as the last layer left them, and behind each what it is at a tap; until one of them is learnt
   std::vector<float> kept_;

@@ -11,19 +11,19 @@ namespace ppsd {
 
 using Clock = Trace::Clock;
 
-Transport::Transport(Passes* passes, Blocks* blocks, RoundRunner* round, LoopCounts* counts, std::optional<std::vector<int>> cuts, int ranks,
+Transport::Transport(ModelBackend* backend, Blocks* blocks, RoundRunner* round, LoopCounts* counts, std::optional<std::vector<int>> cuts, int ranks,
                      std::shared_ptr<Condition> condition)
-    : passes_(*passes),
+    : backend_(*backend),
       blocks_(*blocks),
       round_(*round),
       counts_(*counts),
       cuts_(std::move(cuts)),
-      cores_(passes_.members() > 1 ? usable_cores().order : std::vector<int>()),   // one alone goes where there is room
+      cores_(backend_.members() > 1 ? usable_cores().order : std::vector<int>()),   // one alone goes where there is room
       condition_(std::move(condition)),
-      ranks_(ranks > 0 ? std::make_unique<Chain>(ranks, passes_.model().shape.hidden_size, passes_.taps(), condition_) : nullptr),
+      ranks_(ranks > 0 ? std::make_unique<Chain>(ranks, backend_.model().shape.hidden_size, backend_.taps(), condition_) : nullptr),
       way_(ranks > 0 ? Way::kRanks : Way::kNone) {
   if (ranks_) blocks_.note_changes();
-  else passes_.lie_in(&blocks_);
+  else backend_.lie_in(&blocks_);
 }
 
 bool Transport::overlap(Sequence* alone) {
@@ -32,7 +32,7 @@ bool Transport::overlap(Sequence* alone) {
     drain();
     way_ = Way::kNone;
     cpu().use(nullptr);
-    passes_.team().pin_caller();
+    backend_.team().pin_caller();
     return true;
   }
   if (!threads_) {
@@ -59,7 +59,7 @@ void Transport::close() {
 void Transport::verify(const std::vector<Part>& parts, float* x, const Cancelled& cancelled) {
   if (parts.empty()) return;
   if (sends()) return send(parts, x);
-  const size_t hidden = size_t(passes_.model().shape.hidden_size);
+  const size_t hidden = size_t(backend_.model().shape.hidden_size);
   std::vector<Segment> segments;
   std::vector<Head::Row> choosing;
   int rows = 0;
@@ -72,7 +72,7 @@ void Transport::verify(const std::vector<Part>& parts, float* x, const Cancelled
     rows += part.rows;
   }
   const Clock::time_point begun = Clock::now();
-  const Passes::Chosen chosen = passes_.verify(segments, x, choosing, cancelled);
+  const ModelBackend::Chosen chosen = backend_.verify(segments, x, choosing, cancelled);
   if (!chosen.done) return;
   round_.took(&PassTimes::late, rows, chosen.late);
   if (!choosing.empty()) round_.took(&PassTimes::choose, int(choosing.size()), chosen.choose);
@@ -84,11 +84,11 @@ void Transport::verify(const std::vector<Part>& parts, float* x, const Cancelled
     const int chooses = part.chooses();
     std::exception_ptr failure;
     if (std::find(next, next + chooses, Sampler::kNone) != next + chooses) {
-      failure = passes_.failure(&sampler);
+      failure = backend_.failure(&sampler);
       if (!failure) failure = std::make_exception_ptr(std::runtime_error(kNoNumber));
     }
     part.span(part.prompt ? "prompt" : "verify", kVerifyTrack, begun);
-    const float* taps = passes_.taps() > 0 ? passes_.tapped(row) : nullptr;
+    const float* taps = backend_.taps() > 0 ? backend_.tapped(row) : nullptr;
     row += part.rows;
     round_.conclude(part, next, x + size_t(row - chooses) * hidden, taps, failure, sampler.take_logprobs());
     next += chooses;
@@ -98,13 +98,13 @@ void Transport::verify(const std::vector<Part>& parts, float* x, const Cancelled
 
 // To the next stage. Without any parts, it hears what is new.
 void Transport::send(const std::vector<Part>& parts, const float* x) {
-  Pass pass;
+  PassMessage pass;
   Blocks::Changes changes = blocks_.take_changes();
   pass.wiped.assign(changes.wiped.begin(), changes.wiped.end());
   pass.copies.assign(changes.copies.begin(), changes.copies.end());
   pass.closed.assign(closed_.begin(), closed_.end());
   closed_.clear();
-  pass.wants_hidden = passes_.uses_feedback();
+  pass.wants_hidden = backend_.uses_feedback();
   Flight flight{0, parts, true, Clock::now()};
   for (Part& part : flight.parts) {
     flight.alone = flight.alone && part.answer->flying == 0;
@@ -117,7 +117,7 @@ void Transport::send(const std::vector<Part>& parts, const float* x) {
     const bool first = flight.alone || (way_ == Way::kThreads && stages() == 2);
     if (schedule.overlap) pass.limit = std::max(1, schedule.max_chunk + int(first));
   }
-  pass.hidden.assign(x, x + size_t(pass.rows()) * size_t(passes_.model().shape.hidden_size));
+  pass.hidden.assign(x, x + size_t(pass.rows()) * size_t(backend_.model().shape.hidden_size));
   flight.number = chain().send(std::move(pass));
   flights_.push_back(std::move(flight));
   if (way_ != Way::kThreads) return;
@@ -125,7 +125,7 @@ void Transport::send(const std::vector<Part>& parts, const float* x) {
   ++counts_.overlapped;
 }
 
-PassPart Transport::part_to_send(Part* part, Pass* pass) {
+PassPart Transport::part_to_send(Part* part, PassMessage* pass) {
   Sequence& answer = *part->answer;
   if (answer.number == 0) pass->opened.push_back({answer.number = ++numbers_, answer.settings, ranks_ ? nullptr : answer.verifying});
   pass->traced = pass->traced || (ranks_ && answer.request.trace);
@@ -198,8 +198,8 @@ void Transport::conclude(const PassVerdict& verdict) {
   size_t chosen = 0;
   for (size_t p = 0; p < flight.parts.size(); ++p)
     if (!dropped(p)) rows += flight.parts[p].rows, chosen += size_t(flight.parts[p].chosen);
-  const size_t hidden = size_t(passes_.model().shape.hidden_size), width = passes_.tap_width();
-  if (chosen != verdict.chosen.size() || (passes_.uses_feedback() && verdict.hidden.size() != chosen * hidden) ||
+  const size_t hidden = size_t(backend_.model().shape.hidden_size), width = backend_.tap_width();
+  if (chosen != verdict.chosen.size() || (backend_.uses_feedback() && verdict.hidden.size() != chosen * hidden) ||
       verdict.tapped.size() != size_t(rows) * width)
     throw std::runtime_error("a verdict is on another pass than was sent");
   if (ranks_ && flight.alone && verdict.dropped.empty())   // else it may have waited for others of its own, or not gone all the way
@@ -223,7 +223,7 @@ void Transport::conclude(const PassVerdict& verdict) {
     std::vector<Logprobs> logprobs;
     if (part.answer->request.sampling.logprobs >= 0 && verdict.logprobs.size() == chosen)
       logprobs.assign(verdict.logprobs.begin() + ptrdiff_t(first), verdict.logprobs.begin() + ptrdiff_t(next));
-    round_.conclude(part, verdict.chosen.data() + first, verdict.hidden.data() + (passes_.uses_feedback() ? first * hidden : 0), taps,
+    round_.conclude(part, verdict.chosen.data() + first, verdict.hidden.data() + (backend_.uses_feedback() ? first * hidden : 0), taps,
                     failure, std::move(logprobs));
     // Else a stage would work on void rows, and take bandwidth from the draft step that it waits for.
     const Scheduler& scheduler = part.answer->scheduler;

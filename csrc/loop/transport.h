@@ -23,10 +23,10 @@ class Transport {
 
  public:
   // cuts: of the late layers, into stages on threads; none: they always take their turn. ranks: 0, or of so many this is rank 0.
-  Transport(Passes* passes, Blocks* blocks, RoundRunner* round, LoopCounts* counts, std::optional<std::vector<int>> cuts, int ranks,
+  Transport(ModelBackend* backend, Blocks* blocks, RoundRunner* round, LoopCounts* counts, std::optional<std::vector<int>> cuts, int ranks,
             std::shared_ptr<Condition> condition);
 
-  Policy::Stages may_overlap() const { return passes_.model().eagle ? Way::kNone : cuts_ ? Way::kThreads : way_; }   // where
+  Policy::Stages may_overlap() const { return backend_.model().eagle ? Way::kNone : cuts_ ? Way::kThreads : way_; }   // where
   int verdict_track() const { return ranks_ ? kDraftTrack : kVerifyTrack; }   // of traces
   int stages() const { return sends() ? chain().stages() : 1; }   // so many passes may be under way at once
   bool sends() const { return way_ != Way::kNone; }               // do passes leave, and land later?
@@ -58,14 +58,14 @@ class Transport {
   };
 
   Chain& chain() const { return way_ == Way::kThreads ? threads_->chain() : *ranks_; }
-  CpuPasses& cpu() { return dynamic_cast<CpuPasses&>(passes_); }   // that stages on threads are of
+  CpuPasses& cpu() { return dynamic_cast<CpuPasses&>(backend_); }   // that stages on threads are of
   void send(const std::vector<Part>& parts, const float* x);
-  PassPart part_to_send(Part* part, Pass* pass);
+  PassPart part_to_send(Part* part, PassMessage* pass);
   void conclude(const PassVerdict& verdict);
   Flight take_flight(uint64_t number);
   void drain();
 
-  Passes& passes_;
+  ModelBackend& backend_;
   Blocks& blocks_;
   RoundRunner& round_;
   LoopCounts& counts_;

@@ -5,7 +5,7 @@
 
 #include "../loop/loop_thread.h"
 #include "../stages/pass_stage.h"
-#include "../stages/pass_station.h"
+#include "../stages/stage_inbox.h"
 #include "../loop/text_stages.h"
 #include "check.h"
 #include "tiny_model.h"
@@ -83,8 +83,8 @@ class TwoRanks {
         team_(1, {}),
         stage_(*model, model->exit_layer, model->shape.num_layers, &team_, size_t(1) << 26),
         rope_(make_rope(model->rotary, kContext)),
-        station_(
-            [this](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
+        inbox_(
+            [this](PassMessage* pass, const Cancelled& cancelled, PassVerdict* verdict) {
               return stage_.run(pass, cancelled, [this](int) { return rope_.data(); }, verdict);
             },
             model->shape.hidden_size, true, 0.0) {
@@ -102,13 +102,13 @@ class TwoRanks {
   void lead() {
     std::vector<int32_t> out(most_pass_words(model_.shape.hidden_size));
     while (!stop_.load()) {
-      if (const size_t words = loop_.work(out.data(), 5)) station_.post(out.data(), words);
+      if (const size_t words = loop_.work(out.data(), 5)) inbox_.post(out.data(), words);
     }
   }
   void verify() {
     std::vector<int32_t> out(most_pass_words(model_.shape.hidden_size));
     while (!stop_.load())
-      if (const size_t words = station_.work(out.data(), 5)) loop_.chain().land(out.data(), words);
+      if (const size_t words = inbox_.work(out.data(), 5)) loop_.chain().land(out.data(), words);
   }
 
   const CpuModel& model_;
@@ -116,7 +116,7 @@ class TwoRanks {
   Team team_;
   PassStage stage_;
   const std::vector<float> rope_;
-  PassStation station_;
+  StageInbox inbox_;
   std::atomic<bool> stop_{false};
   std::deque<Helper> ranks_;
 };

@@ -15,11 +15,11 @@ namespace ppsd {
 
 class Blocks;
 
-class Passes {
+class ModelBackend {
  public:
   // model: what all bodies have of it are its sizes, rotations, draft ids and taps; the kernels are the samplers'.
-  Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team) : model_(std::move(model)), own_team_(std::move(team)) {}
-  virtual ~Passes() = default;
+  ModelBackend(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team) : model_(std::move(model)), own_team_(std::move(team)) {}
+  virtual ~ModelBackend() = default;
 
   const CpuModel& model() const { return *model_; }
   Team& team() const { return *own_team_; }
@@ -54,7 +54,7 @@ class Passes {
   };
   // Of several texts at once. False: cancelled on the way.
   virtual bool draw(std::vector<Draw>* draws, const Cancelled& cancelled = nullptr) = 0;
-  virtual void catch_up(const Segment&, const float*) { missing(); }   // through the exit head's own layers, for drafts to come
+  virtual void prefill_head(const Segment&, const float*) { missing(); }   // through the exit head's own layers, for drafts to come
 
   // Layers [E, L) on x [rows][hidden], in place, and the tokens that some of these rows choose.
   struct Chosen {
