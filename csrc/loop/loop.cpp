@@ -54,7 +54,7 @@ size_t Loop::work(int32_t* out, int milliseconds) {
       if (const auto pass = chain().take()) return write_pass(*pass, out);
       if (stepped) return 0;
     }
-    condition_->wait_for(milliseconds);
+    condition_->wait(milliseconds);
   } catch (const std::bad_alloc&) {   // as in LoopThread; what is under way comes back to nobody
     const std::lock_guard<std::mutex> lock(stepping_);
     end_all(std::current_exception());

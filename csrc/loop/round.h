@@ -17,7 +17,6 @@ class RoundRunner {
   Policy& policy() { return policy_; }
 
   // -- for the transport --
-  void took(PassTime PassTimes::*kind, int rows, double seconds) { policy_.took(kind, rows, seconds); }
   // What a pass has made of a part. chosen: after each row that chooses; hidden: likewise [chosen][hidden]; taps: of all rows,
   // [rows][taps][hidden], for a head that has taps.
   void conclude(const Part& part, const int* chosen, const float* hidden, const float* taps, const std::exception_ptr& failure,

@@ -111,9 +111,8 @@ struct Sequence {
   std::vector<float> with_taps(const float* hidden, int row, int count) const {
     const size_t width = size_t(backend.model().shape.hidden_size), behind = backend.tap_width();
     std::vector<float> all;
-    for (size_t r = 0; r < size_t(count); ++r) {
-      all.insert(all.end(), hidden + r * width, hidden + (r + 1) * width);
-      const float* tapped = taps + (size_t(row) + r) * behind;
+    for (const float* tapped = taps + size_t(row) * behind; count > 0; --count, hidden += width, tapped += behind) {
+      all.insert(all.end(), hidden, hidden + width);
       if (behind > 0) all.insert(all.end(), tapped, tapped + behind);
     }
     return all;

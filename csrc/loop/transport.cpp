@@ -74,8 +74,8 @@ void Transport::verify(const std::vector<Part>& parts, float* x, const Cancelled
   const Clock::time_point begun = Clock::now();
   const ModelBackend::Chosen chosen = backend_.verify(segments, x, choosing, cancelled);
   if (!chosen.done) return;
-  round_.took(&PassTimes::late, rows, chosen.late);
-  if (!choosing.empty()) round_.took(&PassTimes::choose, int(choosing.size()), chosen.choose);
+  round_.policy().took(&PassTimes::late, rows, chosen.late);
+  if (!choosing.empty()) round_.policy().took(&PassTimes::choose, int(choosing.size()), chosen.choose);
 
   const int* next = chosen.ids.data();
   int row = 0;
@@ -203,7 +203,7 @@ void Transport::conclude(const PassVerdict& verdict) {
       verdict.tapped.size() != size_t(rows) * width)
     throw std::runtime_error("a verdict is on another pass than was sent");
   if (ranks_ && flight.alone && verdict.dropped.empty())   // else it may have waited for others of its own, or not gone all the way
-    round_.took(&PassTimes::late, rows, std::chrono::duration<double>(Clock::now() - flight.begun).count());
+    round_.policy().took(&PassTimes::late, rows, std::chrono::duration<double>(Clock::now() - flight.begun).count());
   size_t next = 0;
   const float* after = verdict.tapped.data();
   for (size_t p = 0; p < flight.parts.size(); ++p) {
