@@ -72,7 +72,7 @@ struct PyLoop {
 };
 
 // That a Python object computes, see ppsd_rt/reference/passes.py.
-std::unique_ptr<Passes> passes_of(pybind11::object passes);
+std::unique_ptr<ModelBackend> passes_of(pybind11::object passes);
 
 inline bool on_main_thread() {
   const auto threading = pybind11::module_::import("threading");

@@ -22,7 +22,7 @@ PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_an
   const py::gil_scoped_release release;
   auto passes = std::make_unique<CpuPasses>(model.model, make_shared_team(threads), keep);
   const int blocks = int(std::min(kv_bytes / passes->block_bytes(), size_t(1) << 24));
-  auto loop = std::make_unique<Loop>(std::move(passes), blocks, LoopLimits{most_answers, prompt_rows, std::move(keep), std::move(cuts), prior, std::move(learned)});
+  auto loop = std::make_unique<Loop>(std::move(passes), blocks, LoopLimits{most_answers, prompt_rows, std::move(cuts), prior, std::move(learned)});
   if (stepped) made.stepped.reset(loop.release());
   else made.thread.reset(new LoopThread(std::move(loop)));
   return made;
@@ -32,7 +32,7 @@ PyLoop make_loop_of_passes(py::object passes, int blocks, int most_answers, int 
   PyLoop made{{}, nullptr, nullptr};
   auto own = passes_of(std::move(passes));
   const py::gil_scoped_release release;
-  made.thread.reset(new LoopThread(std::make_unique<Loop>(std::move(own), blocks, LoopLimits{most_answers, prompt_rows, {}})));
+  made.thread.reset(new LoopThread(std::make_unique<Loop>(std::move(own), blocks, LoopLimits{most_answers, prompt_rows})));
   return made;
 }
 
@@ -42,7 +42,7 @@ PyLoop make_loop_over_ranks(const PyModel& model, std::vector<int> cores, int th
   PyLoop made{model, nullptr, nullptr};
   const py::gil_scoped_release release;
   auto early = std::make_unique<CpuPasses>(model.model, std::make_unique<Team>(threads, std::move(cores)), std::vector<int>(), false);
-  made.stepped.reset(new Loop(std::move(early), blocks, LoopLimits{most_answers, prompt_rows, {}}, stages));
+  made.stepped.reset(new Loop(std::move(early), blocks, LoopLimits{most_answers, prompt_rows}, stages));
   return made;
 }
 

@@ -69,10 +69,10 @@ std::shared_ptr<const CpuModel> facts_of(const py::object& passes) {
   return model;
 }
 
-class PythonPasses final : public Passes {
+class PythonPasses final : public ModelBackend {
  public:
   explicit PythonPasses(py::object passes)
-      : Passes(facts_of(passes), std::make_unique<Team>(1, std::vector<int>())),
+      : ModelBackend(facts_of(passes), std::make_unique<Team>(1, std::vector<int>())),
         drafts_(passes.attr("drafts").cast<bool>()),
         hears_(passes.attr("hears").cast<bool>()),
         lags_(passes.attr("lags").cast<bool>()),
@@ -155,7 +155,7 @@ class PythonPasses final : public Passes {
     for (size_t i = 0; i < draws->size(); ++i) take(&(*draws)[i], chosen[i]);
     return true;
   }
-  void catch_up(const Segment& rows, const float* states) override {
+  void prefill_head(const Segment& rows, const float* states) override {
     in_python([&] {
       follow_blocks();
       passes_.attr("catch_up")(text_of(rows), floats_of(states, size_t(rows.rows), hidden()));
@@ -302,4 +302,4 @@ class PythonPasses final : public Passes {
 
 }  // namespace
 
-std::unique_ptr<Passes> ppsd::bindings::passes_of(py::object passes) { return std::make_unique<PythonPasses>(std::move(passes)); }
+std::unique_ptr<ModelBackend> ppsd::bindings::passes_of(py::object passes) { return std::make_unique<PythonPasses>(std::move(passes)); }

@@ -37,19 +37,19 @@ void bind_ranks(py::module_& m) {
       .def_property_readonly("blocks", [](CpuStation& rank) { return rank.passes().blocks(); })
       .def("post", [](CpuStation& rank, const Words& message) {
         const py::gil_scoped_release release;
-        rank.station().post(message.data(), size_t(message.size()));
+        rank.inbox().post(message.data(), size_t(message.size()));
       }, py::arg("message"))
       .def("work", [](CpuStation& rank, Words out, int milliseconds) {
              if (size_t(out.size()) < most_pass_words(rank.hidden(), rank.taps()))
                throw std::runtime_error("a pass does not fit");
              int32_t* place = out.mutable_data();
              const py::gil_scoped_release release;
-             return rank.station().work(place, milliseconds);
+             return rank.inbox().work(place, milliseconds);
            }, py::arg("out"), py::arg("milliseconds"))
-      .def("close", [](CpuStation& rank) { rank.station().close(); })
-      .def("busy_seconds", [](CpuStation& rank) { return rank.station().busy_seconds(); })
-      .def_property_readonly("passes", [](CpuStation& rank) { return rank.station().passes(); })
-      .def("spans", [](CpuStation& rank) { return trace_spans(rank.station().trace().get()); })
+      .def("close", [](CpuStation& rank) { rank.inbox().close(); })
+      .def("busy_seconds", [](CpuStation& rank) { return rank.inbox().busy_seconds(); })
+      .def_property_readonly("passes", [](CpuStation& rank) { return rank.inbox().passes(); })
+      .def("spans", [](CpuStation& rank) { return trace_spans(rank.inbox().trace().get()); })
       .def("use_masks", [](CpuStation& rank, py::object masks) {
              rank.passes().use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
            }, py::arg("masks"))

@@ -96,6 +96,7 @@ class Team {
   // From now on a pass of so many members was for the worker set what `told` says, and not what the clock does: a test does
   // not know who else wants its cores.
   void judge_by(std::function<Pass(int active)> told) { told_ = std::move(told); }
+  void judge_like(const Team& other) { told_ = other.told_; }
 
   // work(member) on members 0 to active() - 1 at once; returns when all have returned. Work must not throw: it could not
   // be passed on while the other members wait at a barrier. Throws std::runtime_error after a fork, which leaves the

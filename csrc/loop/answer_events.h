@@ -18,14 +18,11 @@ class Condition {
     notified_ = true;
     changed_.notify_all();
   }
-  void wait_for(int milliseconds) {   // as `wait`, and no longer than that
+  void wait(int milliseconds = -1) {   // until it has been notified since the last time, or for so long
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return notified_; });
-    notified_ = false;
-  }
-  void wait() {   // until it has been notified since the last time
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return notified_; });
+    const auto notified = [this] { return notified_; };
+    if (milliseconds < 0) changed_.wait(lock, notified);
+    else changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), notified);
     notified_ = false;
   }
 

@@ -34,7 +34,7 @@ CpuPasses::Drafting::Drafting(const CpuModel& model, int members)
 }
 
 CpuPasses::CpuPasses(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, const std::vector<int>& keep, bool late)
-    : Passes(std::move(model), std::move(team)),
+    : ModelBackend(std::move(model), std::move(team)),
       drafting_(std::make_unique<Drafting>(*model_, members())),
       eagle_(model_->eagle ? std::make_unique<CpuEagleStack>(*model_->kernels, *model_->eagle, model_->format, model_->kv,
                                                           members(), drafting_->exit.end())
@@ -111,7 +111,7 @@ bool CpuPasses::pass_exit(const std::vector<Segment>& segments, const Cancelled&
   return drafting_->exit.run(*team_, segments, rope_.data(), exits_.data(), cancelled);
 }
 
-void CpuPasses::catch_up(const Segment& rows, const float* states) {
+void CpuPasses::prefill_head(const Segment& rows, const float* states) {
   const size_t hidden = size_t(model_->shape.hidden_size);
   for (int done = 0; done < rows.rows; done += kPassRows) {
     const int count = std::min(kPassRows, rows.rows - done);
@@ -125,7 +125,7 @@ bool CpuPasses::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
   int rows = 0;
   for (const Draw& draw : *draws) rows += draw.rows.rows;
   const auto leave_last = [&](Draw& draw, int count) {   // and run `count` rows before it
-    if (lags()) catch_up({count, draw.rows.start, draw.rows.blocks, draw.rows.spans}, draw.states);
+    if (lags()) prefill_head({count, draw.rows.start, draw.rows.blocks, draw.rows.spans}, draw.states);
     draw.states += size_t(count) * hidden;
     draw.rows.start += count;
     draw.rows.rows -= count;
@@ -263,7 +263,7 @@ void CpuPasses::ask_head(const std::vector<Draw*>& draws) {
   drafting_->head->choose(*team_, rows, true);
 }
 
-void Passes::take(Draw* draw, int chosen) {
+void ModelBackend::take(Draw* draw, int chosen) {
   const DraftVocabulary& ids = *draw->vocabulary;
   Draft& draft = draw->draft;
   draft = {ids.ids() ? ids.ids()[0] : 0, 0.0};   // all logits NaN, or nothing allowed: any id, which verification rejects
@@ -293,7 +293,7 @@ double seconds(Clock::time_point from, Clock::time_point to) { return std::chron
 
 }  // namespace
 
-Passes::Chosen CpuPasses::verify(const std::vector<Segment>& segments, float* x, const std::vector<Head::Row>& rows,
+ModelBackend::Chosen CpuPasses::verify(const std::vector<Segment>& segments, float* x, const std::vector<Head::Row>& rows,
                                  const Cancelled& cancelled) {
   Chosen out;
   const bool at_once = in_place(rows, size_t(model_->shape.hidden_size));

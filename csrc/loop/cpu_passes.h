@@ -6,11 +6,11 @@
 #include <utility>
 #include <vector>
 
-#include "passes.h"
+#include "model_backend.h"
 
 namespace ppsd {
 
-class CpuPasses final : public Passes {
+class CpuPasses final : public ModelBackend {
  public:
   // keep: after so many layers, the hidden states of all rows are kept beside the KV cache. late: its late layers are here, and
   // not on other ranks.
@@ -34,16 +34,15 @@ class CpuPasses final : public Passes {
   void embed(const int* ids, int rows, float* x) override;
   bool early(const std::vector<Segment>& segments, float* x, const Cancelled& cancelled) override;
   bool draw(std::vector<Draw>* draws, const Cancelled& cancelled) override;
-  void catch_up(const Segment& rows, const float* states) override;
+  void prefill_head(const Segment& rows, const float* states) override;
   Chosen verify(const std::vector<Segment>& segments, float* x, const std::vector<Head::Row>& rows,
                 const Cancelled& cancelled) override;
   void hear(const std::vector<Segment>& segments, const float* states, const float* taps) override;
   std::exception_ptr failure(const Sampler* sampler) const override { return head_->failure(sampler); }
   const float* tapped(int row) const override { return late_.tapped() + size_t(row) * tap_width(); }
   void read_taps(EagleText* text, uint8_t* const* blocks, int spans) override { eagle_->catch_up(text, blocks, spans); }
+  std::vector<uint16_t> kept(uint8_t* const* blocks, int rows) const override;   // [rows][keep][hidden] bfloat16, before any norm
 
-  // Of the rows [0, rows) of a text: [rows][keep][hidden] bfloat16, before any norm.
-  std::vector<uint16_t> kept(uint8_t* const* blocks, int rows) const;
  private:
   int distance(const Draw& draw) const;
   const float* heard(const Draw& draw) const { return (draw.feedback->heard.empty() ? draw.feedback->hidden : draw.feedback->heard).data(); }

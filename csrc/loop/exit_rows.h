@@ -5,7 +5,7 @@
 #pragma once
 
 #include <algorithm>
-#include <climits>
+#include <map>
 #include <stdexcept>
 #include <vector>
 
@@ -31,37 +31,29 @@ class ExitRows {
     first_ = row;
   }
   void add(const float* states, int rows) { states_.insert(states_.end(), states, states + size_t(rows) * hidden_); }
-  void drew(int row, std::vector<float> state) {   // a head with a tap drew from this one: Passes::Draw::drawn
-    drop_drawn(row, row + 1);
-    drawn_.emplace_back(row, std::move(state));
-  }
+  void drew(int row, std::vector<float> state) { drawn_[row] = std::move(state); }   // a head with a tap: ModelBackend::Draw::drawn
   std::vector<float> drawn(int row, int rows) {   // [rows][hidden]; of those that it has not drawn from as `at`
     std::vector<float> all(at(row), at(row + rows - 1) + hidden_);
-    for (const auto& [place, state] : drawn_)
-      if (place >= row && place < row + rows) std::copy(state.begin(), state.end(), all.begin() + ptrdiff_t(size_t(place - row) * hidden_));
+    for (auto at = drawn_.lower_bound(row); at != drawn_.lower_bound(row + rows); ++at)
+      std::copy(at->second.begin(), at->second.end(), all.begin() + ptrdiff_t(size_t(at->first - row) * hidden_));
     return all;
   }
   void cut(int end) {   // rows from `end` on are void
-    drop_drawn(end, INT_MAX);
+    drawn_.erase(drawn_.lower_bound(end), drawn_.end());
     states_.resize(size_t(std::clamp(end - first_, 0, int(states_.size() / hidden_))) * hidden_);
   }
   void forget(int before) {   // rows before this one
     const int rows = std::clamp(before - first_, 0, int(states_.size() / hidden_));
     states_.erase(states_.begin(), states_.begin() + ptrdiff_t(size_t(rows) * hidden_));
     first_ += rows;
-    drop_drawn(0, before);
+    drawn_.erase(drawn_.begin(), drawn_.lower_bound(before));
   }
 
  private:
-  void drop_drawn(int begin, int end) {
-    const auto gone = [&](const auto& drawn) { return drawn.first >= begin && drawn.first < end; };
-    drawn_.erase(std::remove_if(drawn_.begin(), drawn_.end(), gone), drawn_.end());
-  }
-
   const size_t hidden_;
   int first_ = 0;
   std::vector<float> states_;   // [rows from first_ on][hidden]
-  std::vector<std::pair<int, std::vector<float>>> drawn_;   // by position
+  std::map<int, std::vector<float>> drawn_;   // by position
 };
 
 }  // namespace ppsd

@@ -50,7 +50,7 @@ double Policy::acceptance(const Drafting& drafting) const {
 
 // -- planning ----------------------------------------------------------------------------------------------------------
 
-void Policy::plan(std::vector<Writer>* writers, const Pass& pass) {
+void Policy::plan(std::vector<Writer>* writers, const RoundBudget& pass) {
   round_seconds_ = 0.0;
   times.margin = pass.alone ? 1.0 : stages_ == Stages::kRanks ? kDrafts.margin_over_ranks : kDrafts.margin;
   const bool alone = pass.alone && writers->size() == 1;
@@ -165,7 +165,7 @@ int Policy::affordable(double credit, int own, int sharing, bool drawn) const {
   return count;
 }
 
-void Policy::keep_schedule(Writer* writer, const Pass& pass, int left) const {
+void Policy::keep_schedule(Writer* writer, const RoundBudget& pass, int left) const {
   Schedule& schedule = writer->schedule = writer->drafting->asked;
   schedule.max_chunk = std::min(schedule.max_chunk, left);
   schedule = fitted(schedule, pass.idle && std::max(schedule.max_chunk, schedule.lookahead) <= left);

@@ -98,14 +98,14 @@ class Policy {
     Drafting* drafting;
     Schedule schedule;   // of the round: what comes of it
   };
-  struct Pass {
+  struct RoundBudget {
     int prompt_rows;
     int reading;   // answers whose prompts have these
     int left;      // rows that drafts may have in all
     bool alone;    // the only writer is the only answer
     bool idle;     // stages would have nothing to do, so that answers draft while they are verified
   };
-  void plan(std::vector<Writer>* writers, const Pass& pass);
+  void plan(std::vector<Writer>* writers, const RoundBudget& pass);
   // A pass of the round took so long.
   void took(PassTime PassTimes::*kind, int rows, double seconds) { round_seconds_ += times.observe(kind, rows, seconds); }
   void took_steps(int steps, double seconds) {   // of one row each, together
@@ -138,7 +138,7 @@ class Policy {
   Rate expected(double acceptance) const;
   Rate drafting_rate(double acceptance) const;
   int affordable(double credit, int own, int sharing, bool drawn) const;
-  void keep_schedule(Writer* writer, const Pass& pass, int left) const;
+  void keep_schedule(Writer* writer, const RoundBudget& pass, int left) const;
   void give(Writer* writer, int drafts, int copies, int own, int sharing) const;
   void charge(Drafting* drafting, const Round& round, bool overlapped, double seconds);
   void choose_arm(Drafting* drafting, int tokens, double seconds);

@@ -5,12 +5,13 @@
 
 namespace ppsd {
 
-TextStages::TextStages(std::unique_ptr<Passes> passes, const Sampling& sampling)
+TextStages::TextStages(std::unique_ptr<ModelBackend> passes, const Sampling& sampling)
     : passes_(passes.release()),
       sampling_(sampling),
       drafting_(*passes_->model().kernels, passes_->model().shape.vocab_size, passes_->members()),
       verifying_(*passes_->model().kernels, passes_->model().shape.vocab_size, passes_->members()),
-      vocabulary_(passes_->draft_vocabulary()) {
+      vocabulary_(passes_->draft_vocabulary()),
+      exits_(hidden()) {
   begin(0, 0);
 }
 
@@ -21,9 +22,7 @@ void TextStages::begin(int answer, uint64_t key) {
   verifying_.begin(sampling_, 0);
   vocabulary_ = passes_->draft_vocabulary();
   eagle_ = {};
-  exits_.clear();
-  headed_ = 0;
-  drawn_.clear();
+  exits_.restart(headed_ = 0);
   heard_.reset();
   kept_.clear();
   passes_->reserve(blocks_ ? blocks_->rows() : 0, passes_->model().rotary.matters(answer));
@@ -40,27 +39,26 @@ void TextStages::reserve(int capacity) {
 
 std::optional<std::pair<int, double>> TextStages::draft(int start, const std::vector<int>& ids, bool draw) {
   if (heard_ && heard_->position >= start) heard_.reset();   // that row is void
-  exits_.resize(size_t(start) * hidden());
+  exits_.cut(start);
   headed_ = std::min(headed_, start);
-  drawn_.erase(drawn_.lower_bound(start), drawn_.end());
   vocabulary_.roll_back(start);
   drafting_.know(start, ids.data(), int(ids.size()));
   if (passes_->model().eagle && !ids.empty()) eagle_.know(start, ids.data(), int(ids.size()));
   for (size_t done = 0; done < ids.size(); done += kPassRows) {
-    const int rows = int(std::min(size_t(kPassRows), ids.size() - done)), first = drafted();
-    exits_.resize(size_t(first + rows) * hidden());
-    float* x = exits_.data() + size_t(first) * hidden();
-    passes_->embed(ids.data() + done, rows, x);
-    passes_->early({segment(first, rows)}, x);
+    const int rows = int(std::min(size_t(kPassRows), ids.size() - done));
+    std::vector<float> x(size_t(rows) * hidden());
+    passes_->embed(ids.data() + done, rows, x.data());
+    passes_->early({segment(exits_.end(), rows)}, x.data());
+    exits_.add(x.data(), rows);
   }
   if (!draw) return std::nullopt;
   vocabulary_.follow(drafting_.ids());
-  const int end = drafted(), first = passes_->lags() ? std::min(headed_, end - 1) : end - 1;
-  std::vector<Passes::Draw> draws{{segment(first, end - first), exits_.data() + size_t(first) * hidden(), heard_ ? &*heard_ : nullptr,
+  const int end = exits_.end(), first = passes_->lags() ? std::min(headed_, end - 1) : end - 1;
+  std::vector<ModelBackend::Draw> draws{{segment(first, end - first), exits_.at(first), heard_ ? &*heard_ : nullptr,
                                    &drafting_, &vocabulary_, &eagle_, {}, {}}};
   passes_->draw(&draws);
   headed_ = end;
-  if (!draws.front().drawn.empty()) drawn_[end - 1] = std::move(draws.front().drawn);
+  if (!draws.front().drawn.empty()) exits_.drew(end - 1, std::move(draws.front().drawn));
   return std::make_pair(draws.front().draft.token, draws.front().draft.confidence);
 }
 
@@ -71,7 +69,7 @@ std::vector<int> TextStages::verify(int start, const std::vector<int>& ids, int 
   verifying_.know(start, ids.data(), int(ids.size()));
   for (int done = start; done < end;) {
     const int rows = done < first ? std::min(kPassRows, first - done) : std::min(kPassRows, end - done);
-    x.assign(exits_.begin() + ptrdiff_t(size_t(done) * hidden()), exits_.begin() + ptrdiff_t(size_t(done + rows) * hidden()));
+    x.assign(exits_.at(done), exits_.at(done) + size_t(rows) * hidden());
     std::vector<Head::Row> choosing;
     for (int r = 0; done >= first && r < rows; ++r) choosing.push_back({x.data() + size_t(r) * hidden(), &verifying_, done + r + 1});
     const std::vector<int> chosen = passes_->verify({segment(done, rows)}, x.data(), choosing).ids;
@@ -100,18 +98,14 @@ void TextStages::learn(int position) {
 void TextStages::hear(int end) {
   for (int done = kept_from_; done < end; done += kPassRows) {
     const int rows = std::min(kPassRows, end - done);
-    std::vector<float> x, taps;
+    std::vector<float> taps;
     for (int row = done; row < done + rows; ++row) {
-      const auto drawn = drawn_.find(row);
-      const float* from = drawn != drawn_.end() ? drawn->second.data() : exits_.data() + size_t(row) * hidden();
-      x.insert(x.end(), from, from + hidden());
       const auto tapped = kept_.begin() + ptrdiff_t(kept_width() * size_t(row - kept_from_) + hidden());
       taps.insert(taps.end(), tapped, tapped + ptrdiff_t(hidden()));
     }
-    passes_->hear({segment(done, rows)}, x.data(), taps.data());
+    passes_->hear({segment(done, rows)}, exits_.drawn(done, rows).data(), taps.data());
   }
   headed_ = std::max(headed_, end);
-  drawn_.erase(drawn_.begin(), drawn_.lower_bound(end));
 }
 
 void TextStages::keep(int start, const float* states, int rows) {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -11,13 +10,14 @@
 
 #include "../core/thread.h"
 #include "blocks.h"
-#include "passes.h"
+#include "exit_rows.h"
+#include "model_backend.h"
 
 namespace ppsd {
 
 class TextStages {
  public:
-  TextStages(std::unique_ptr<Passes> passes, const Sampling& sampling);
+  TextStages(std::unique_ptr<ModelBackend> passes, const Sampling& sampling);
 
   // A new text, of which the answer begins at this position; all rows are void. key: of its noise.
   void begin(int answer, uint64_t key);
@@ -31,21 +31,19 @@ class TextStages {
 
  private:
   size_t hidden() const { return size_t(passes_->model().shape.hidden_size); }
-  int drafted() const { return int(exits_.size() / hidden()); }
   Segment segment(int start, int rows) { return blocks_->segment(start, rows, std::clamp(sampling_.answer - 1 - start, 0, rows)); }
   size_t kept_width() const { return hidden() + (passes_->model().eagle ? 0 : passes_->tap_width()); }
   void keep(int start, const float* states, int rows);
   void hear(int end);
 
-  const std::unique_ptr<Passes, NotAfterFork> passes_;
+  const std::unique_ptr<ModelBackend, NotAfterFork> passes_;
   std::unique_ptr<TextBlocks> blocks_;
   Sampling sampling_;
   Sampler drafting_, verifying_;
   DraftVocabulary vocabulary_;
   EagleText eagle_;
-  std::vector<float> exits_;      // [drafted][hidden], after the early layers
+  ExitRows exits_;
   int headed_ = 0;                // rows that have passed the exit head's own layers
-  std::map<int, std::vector<float>> drawn_;   // by row: see Passes::Draw::drawn
   std::optional<Feedback> heard_;
   // [rows from kept_from_ on][hidden], as the last layer left them, and behind each what it is at a tap; until one of them is learnt
   std::vector<float> kept_;

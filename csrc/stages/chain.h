@@ -1,7 +1,7 @@
 // The late layers on other ranks, or on threads of their own, seen from the loop: passes go out, verdicts come back in the same order.
 //
 // As many passes are under way as there are stages, each with answers of its own, so no pass waits for what another one commits.
-// Where answers are fewer than stages, they may have several under way: see Loop::choose_answers.
+// Where answers are fewer than stages, they may have several under way: see RoundRunner::choose.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ class Chain {
   // -- for the loop --
   int stages() const { return stages_; }
   bool room() const { return sent_ - known_ < uint64_t(stages_); }
-  uint64_t send(Pass pass) {   // its number
+  uint64_t send(PassMessage pass) {   // its number
     pass.number = ++sent_;
     out_.push_back(std::move(pass));
     return sent_;
@@ -47,9 +47,9 @@ class Chain {
     const std::lock_guard<std::mutex> lock(mutex_);
     return std::any_of(in_.begin(), in_.end(), look);
   }
-  std::optional<Pass> take() {   // that is to leave
+  std::optional<PassMessage> take() {   // that is to leave
     if (out_.empty()) return std::nullopt;
-    Pass pass = std::move(out_.front());
+    PassMessage pass = std::move(out_.front());
     out_.pop_front();
     return pass;
   }
@@ -78,7 +78,7 @@ class Chain {
   const std::shared_ptr<Condition> condition_;
   uint64_t sent_ = 0, known_ = 0;   // the last pass, and the last one whose verdict the loop has
   uint64_t landed_ = 0;             // the last one whose verdict has come
-  std::deque<Pass> out_;
+  std::deque<PassMessage> out_;
   std::mutex mutex_;
   std::deque<PassVerdict> in_;
   std::exception_ptr failure_;

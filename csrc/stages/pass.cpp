@@ -120,11 +120,11 @@ void keep_rows(const std::vector<bool>& stays, std::vector<float>* rows) {
 
 }  // namespace
 
-int Pass::rows() const {
+int PassMessage::rows() const {
   return std::accumulate(parts.begin(), parts.end(), 0, [](int sum, const PassPart& part) { return sum + part.rows; });
 }
 
-void Pass::drop(const std::function<bool(const PassPart&)>& is_void) {
+void PassMessage::drop(const std::function<bool(const PassPart&)>& is_void) {
   std::vector<bool> stays;   // of every row
   for (PassPart& part : parts) {
     const bool dropped = is_void(part);
@@ -135,7 +135,7 @@ void Pass::drop(const std::function<bool(const PassPart&)>& is_void) {
   keep_rows(stays, &tapped);
 }
 
-void Pass::join(const Pass& next) {
+void PassMessage::join(const PassMessage& next) {
   PassPart& part = parts.front();
   const PassPart& more = next.parts.front();
   hidden.insert(hidden.end(), next.hidden.begin(), next.hidden.end());
@@ -147,13 +147,13 @@ void Pass::join(const Pass& next) {
   part.blocks = more.blocks;
 }
 
-size_t write_pass(const Pass& pass, int32_t* out) {
+size_t write_pass(const PassMessage& pass, int32_t* out) {
   Writer tables(out + kWireIds);
   tables.put(pass.wiped);
   tables.put(pass.copies);
   tables.put(pass.closed);
   tables.put(int32_t(pass.opened.size()));
-  for (const Pass::Opened& opened : pass.opened) tables.put(opened.answer), tables.put(opened.settings);
+  for (const PassMessage::Opened& opened : pass.opened) tables.put(opened.answer), tables.put(opened.settings);
   tables.put(int32_t(pass.parts.size()));
   for (const PassPart& part : pass.parts) {
     for (int32_t word : {part.answer, part.epoch, part.start, part.rows, part.chooses, part.known}) tables.put(word);
@@ -166,10 +166,10 @@ size_t write_pass(const Pass& pass, int32_t* out) {
   return words + write_floats(pass.tapped, out + words);
 }
 
-Pass read_pass(const int32_t* message, size_t words, int hidden, int taps) {
+PassMessage read_pass(const int32_t* message, size_t words, int hidden, int taps) {
   const WireHeader header = open_message(Wire::kPass, message, words);
   Reader tables(message + kWireIds, size_t(header.more));
-  Pass pass;
+  PassMessage pass;
   pass.number = header.number;
   pass.wants_hidden = (header.flags & kWireFeedback) != 0;
   pass.traced = (header.flags & kWireTrace) != 0;

@@ -6,7 +6,7 @@
 // owner are still under way: they are written before those of the next one.
 //
 // An answer may have rows in several passes that are under way. When a verdict rejects a draft, the rows behind it are void: a
-// part of a later epoch says so to every stage that it comes to (pass_station.h). They go on as a part without rows, or do
+// part of a later epoch says so to every stage that it comes to (stage_inbox.h). They go on as a part without rows, or do
 // harm to nobody, since the rows of the new epoch are written over them.
 //
 // In one process stages have threads instead (stage_threads.h). They are handed the same passes, and all stages' layers lie in the
@@ -15,7 +15,7 @@
 // An EAGLE-3 head reads what rows are after some of the layers, at its taps. Stages know where these are, and a row brings along
 // those that it has passed; the verdict takes them home, of every row.
 //
-// On the wire a pass is a WireHeader (pipeline/wire.h), its tables, the rows' hidden states, and their taps.
+// On the wire a pass is a WireHeader (wire.h), its tables, the rows' hidden states, and their taps.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ struct PassPart {
   std::vector<int32_t> blocks;
 };
 
-struct Pass {
+struct PassMessage {
   uint64_t number = 0;
   std::vector<std::pair<int32_t, int32_t>> copies;   // of whole blocks, before anything is computed: {from, to}
   std::vector<int32_t> wiped;                        // blocks that become zeros, before that
@@ -65,7 +65,7 @@ struct Pass {
 
   int rows() const;
   void drop(const std::function<bool(const PassPart&)>& is_void);   // the rows of such parts
-  void join(const Pass& next);   // whose rows follow those of the only part here
+  void join(const PassMessage& next);   // whose rows follow those of the only part here
 };
 
 // What the rows of a pass that choose have chosen, part by part.
@@ -93,10 +93,10 @@ inline size_t most_pass_words(int hidden, int taps = 0) {
 }
 
 // They write into out[most_pass_words] and return how many words it has become.
-size_t write_pass(const Pass& pass, int32_t* out);
+size_t write_pass(const PassMessage& pass, int32_t* out);
 size_t write_verdict(const PassVerdict& verdict, int32_t* out);
 // `words`: as many as the buffer has. taps: that rows bring along. Throw std::runtime_error for what does not follow the protocol.
-Pass read_pass(const int32_t* message, size_t words, int hidden, int taps);
+PassMessage read_pass(const int32_t* message, size_t words, int hidden, int taps);
 PassVerdict read_verdict(const int32_t* message, size_t words, int hidden, int taps);
 
 }  // namespace ppsd

@@ -40,11 +40,11 @@ uint8_t* PassStage::block(int number) {
   return memory_.as<>() + size_t(number) * layers_.end();
 }
 
-void PassStage::change(const Pass& pass) {
+void PassStage::change(const PassMessage& pass) {
   for (int number : pass.wiped) std::fill_n(block(number), layers_.end(), uint8_t(0));
   for (const auto& [from, to] : pass.copies) std::copy_n(block(from), layers_.end(), block(to));
   for (int number : pass.closed) answers_.erase(number);
-  for (const Pass::Opened& begun : pass.opened) {
+  for (const PassMessage::Opened& begun : pass.opened) {
     if (begun.settings.size() < size_t(kWireSettings)) throw std::runtime_error("an answer's settings are malformed");
     Settings settings = settings_of(begun.settings);
     if (settings.end < 0 || int64_t(settings.end) > int64_t(blocks_) * kSpan)
@@ -70,7 +70,7 @@ PassStage::Answer& PassStage::answer(const PassPart& part) {
   return found->second;
 }
 
-bool PassStage::run(Pass* pass, const Cancelled& cancelled, const Reserve& reserve, PassVerdict* verdict) {
+bool PassStage::run(PassMessage* pass, const Cancelled& cancelled, const Reserve& reserve, PassVerdict* verdict) {
   change(*pass);
   if (pass->rows() == 0) return true;
   std::vector<std::vector<uint8_t*>> tables;
@@ -108,7 +108,7 @@ double PassStage::time(int rows, int context, const Reserve& reserve) {
 }
 
 // What its rows are at the taps of these layers, beside those that they have brought along.
-void PassStage::add_taps(Pass* pass) const {
+void PassStage::add_taps(PassMessage* pass) const {
   const size_t hidden = size_t(model_.shape.hidden_size), rows = size_t(pass->rows());
   const float *before = pass->tapped.data(), *own = layers_.tapped();
   std::vector<float> all;
@@ -122,7 +122,7 @@ void PassStage::add_taps(Pass* pass) const {
   pass->tapped = std::move(all);
 }
 
-void PassStage::choose(const Pass& pass, PassVerdict* verdict) {
+void PassStage::choose(const PassMessage& pass, PassVerdict* verdict) {
   const size_t hidden = size_t(model_.shape.hidden_size);
   std::vector<Head::Row> rows;
   const float* x = pass.hidden.data();

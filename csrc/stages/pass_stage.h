@@ -40,7 +40,7 @@ class PassStage {
   // The rows through the layers, in place. verdict: what they choose, of the last rank. reserve: see below. False: cancelled on
   // the way. Throws std::runtime_error for what rank 0 could not have meant.
   using Reserve = std::function<const float*(int rows)>;   // the table of rotations for texts so long
-  bool run(Pass* pass, const Cancelled& cancelled, const Reserve& reserve, PassVerdict* verdict);
+  bool run(PassMessage* pass, const Cancelled& cancelled, const Reserve& reserve, PassVerdict* verdict);
   // Seconds of a pass over so many made-up rows after `context` others, the choice of tokens included.
   double time(int rows, int context, const Reserve& reserve);
 
@@ -52,10 +52,10 @@ class PassStage {
   };
 
   uint8_t* block(int number);
-  void change(const Pass& pass);
+  void change(const PassMessage& pass);
   Answer& answer(const PassPart& part);
-  void add_taps(Pass* pass) const;
-  void choose(const Pass& pass, PassVerdict* verdict);
+  void add_taps(PassMessage* pass) const;
+  void choose(const PassMessage& pass, PassVerdict* verdict);
 
   const CpuModel& model_;
   Team* const team_;

@@ -67,8 +67,8 @@ CpuStation::CpuStation(std::shared_ptr<const CpuModel> model, int first, int las
     : model_(std::move(model)),
       team_(threads, std::move(cores)),
       passes_(*model_, first, last, &team_, kv_bytes, nullptr, 0, taps),
-      station_(
-          [this](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
+      inbox_(
+          [this](PassMessage* pass, const Cancelled& cancelled, PassVerdict* verdict) {
             return passes_.run(pass, cancelled, [this](int rows) { return reserve(rows); }, verdict);
           },
           model_->shape.hidden_size, passes_.last(), delay, passes_.taps().before()) {}

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "pass_stage.h"
-#include "pass_station.h"
+#include "stage_inbox.h"
 
 namespace ppsd {
 
@@ -23,13 +23,13 @@ Settings settings_of(const std::vector<int32_t>& words);   // throws std::runtim
 // Layers [first, last) of a model, as a stage of the loop.
 class CpuStation {
  public:
-  // delay: see PassStation. Others: see PassStage.
+  // delay: see StageInbox. Others: see PassStage.
   CpuStation(std::shared_ptr<const CpuModel> model, int first, int last, std::vector<int> cores, int threads, double delay,
              size_t kv_bytes, const std::vector<int>& taps = {});
 
   int hidden() const { return model_->shape.hidden_size; }
   int taps() const { return int(passes_.taps().theirs.size()); }   // that rows have when they leave
-  PassStation& station() { return station_; }
+  StageInbox& inbox() { return inbox_; }
   PassStage& passes() { return passes_; }
   void pin() { team_.pin_caller(); }
   // See PassStage::time. Not while it works.
@@ -45,7 +45,7 @@ class CpuStation {
   PassStage passes_;
   std::vector<float> rope_;
   int capacity_ = 0;
-  PassStation station_;
+  StageInbox inbox_;
 };
 
 }  // namespace ppsd

@@ -22,20 +22,22 @@ struct StageThreads::Stage {
   Stage(const CpuPasses& passes, int first, int last, int threads, std::vector<int> cores, size_t begin, const Blocks& blocks)
       : team(threads, std::move(cores)),
         slice(passes.model(), first, last, &team, 0, &blocks, begin, passes.model().taps()),
-        station(
-            [this, &passes](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
+        inbox(
+            [this, &passes](PassMessage* pass, const Cancelled& cancelled, PassVerdict* verdict) {
               return slice.run(pass, cancelled, [&passes](int) { return passes.rope(); }, verdict);
             },
-            passes.model().shape.hidden_size, slice.last(), 0.0) {}
+            passes.model().shape.hidden_size, slice.last(), 0.0) {
+    team.judge_like(passes.team());
+  }
   ~Stage() { end(); }
   void end() {   // of its thread
-    station.close();
+    inbox.close();
     if (thread) thread->join();
   }
 
   Team team;
   PassStage slice;
-  PassStation station;
+  StageInbox inbox;
   std::unique_ptr<Thread> thread;
 };
 
@@ -67,14 +69,10 @@ StageThreads::~StageThreads() {   // the threads first, all of them: they hand o
   for (auto& stage : stages_) stage->end();
 }
 
-void StageThreads::judge_by(const std::function<Team::Pass(int)>& told) {
-  for (auto& stage : stages_) stage->team.judge_by(told);
-}
-
-void StageThreads::take(Pass pass) { stages_.front()->station.post(std::move(pass)); }
+void StageThreads::take(PassMessage pass) { stages_.front()->inbox.post(std::move(pass)); }
 
 void StageThreads::raise(int answer, int epoch) {
-  for (auto& stage : stages_) stage->station.raise(answer, epoch);
+  for (auto& stage : stages_) stage->inbox.raise(answer, epoch);
 }
 
 void StageThreads::told(const PassVerdict& verdict, int rows, bool gone) {
@@ -84,9 +82,9 @@ void StageThreads::told(const PassVerdict& verdict, int rows, bool gone) {
 void StageThreads::work(Stage* stage, Stage* next, int track) {
   stage->team.pin_caller();
   try {
-    Pass pass;
+    PassMessage pass;
     PassVerdict verdict;
-    while (stage->station.work(&pass, &verdict)) {
+    while (stage->inbox.work(&pass, &verdict)) {
       if (next == nullptr) {
         chain_.land(std::move(verdict));
         continue;
@@ -95,7 +93,7 @@ void StageThreads::work(Stage* stage, Stage* next, int track) {
         const bool dropped = pass.rows() == 0;
         trace_->add(dropped ? "dropped verify" : "verify", track, pass.rows(), verdict.begun, verdict.ended);
       }
-      next->station.post(std::move(pass));
+      next->inbox.post(std::move(pass));
     }
   } catch (...) {
     chain_.fail(std::current_exception());

@@ -1,10 +1,9 @@
 // The late layers on threads of their own, for one answer whose stages overlap in one process.
 //
-// Each verification stage has a team, and a PassStation as a rank has; here the wire is a function call. Their layers lie in the
+// Each verification stage has a team, and a StageInbox as a rank has; here the wire is a function call. Their layers lie in the
 // loop's blocks, where the loop's own passes find them too. The threads wait for passes, and take no time while there are none.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -12,7 +11,7 @@
 #include "chain.h"
 #include "../loop/cpu_passes.h"
 #include "pass_stage.h"
-#include "pass_station.h"
+#include "stage_inbox.h"
 
 namespace ppsd {
 
@@ -26,9 +25,8 @@ class StageThreads {
 
   Chain& chain() { return chain_; }
   Team& draft_team() { return draft_team_; }   // of the thread that drafts meanwhile
-  void judge_by(const std::function<Team::Pass(int active)>& told);   // the stages' teams, for tests, see Team
-  void take(Pass pass);                        // that is to leave
-  void raise(int answer, int epoch);   // to all of them, see PassStation
+  void take(PassMessage pass);                        // that is to leave
+  void raise(int answer, int epoch);   // to all of them, see StageInbox
   // While nothing is under way: what stages do goes into this timeline, or null.
   void record(std::shared_ptr<Trace> trace) { trace_ = std::move(trace); }
   void told(const PassVerdict& verdict, int rows, bool gone);   // the last stage's work: was it for nothing?

@@ -4,8 +4,7 @@
 #include <memory>
 
 #include "../loop/loop_thread.h"
-#include "../stages/pass_stage.h"
-#include "../stages/pass_station.h"
+#include "../stages/ranks.h"
 #include "../loop/text_stages.h"
 #include "check.h"
 #include "tiny_model.h"
@@ -80,15 +79,8 @@ class TwoRanks {
       : model_(*model),
         loop_(std::make_unique<CpuPasses>(model, std::make_unique<Team>(threads, std::vector<int>()), std::vector<int>(), false),
               blocks, limits, stages),
-        team_(1, {}),
-        stage_(*model, model->exit_layer, model->shape.num_layers, &team_, size_t(1) << 26),
-        rope_(make_rope(model->rotary, kContext)),
-        station_(
-            [this](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
-              return stage_.run(pass, cancelled, [this](int) { return rope_.data(); }, verdict);
-            },
-            model->shape.hidden_size, true, 0.0) {
-    stage_.use(std::move(masks));
+        stage_(model, model->exit_layer, model->shape.num_layers, {}, 1, 0.0, size_t(1) << 26) {
+    stage_.passes().use(std::move(masks));
     ranks_.emplace_back([this] { lead(); });
     ranks_.emplace_back([this] { verify(); });
   }
@@ -102,21 +94,18 @@ class TwoRanks {
   void lead() {
     std::vector<int32_t> out(most_pass_words(model_.shape.hidden_size));
     while (!stop_.load()) {
-      if (const size_t words = loop_.work(out.data(), 5)) station_.post(out.data(), words);
+      if (const size_t words = loop_.work(out.data(), 5)) stage_.inbox().post(out.data(), words);
     }
   }
   void verify() {
     std::vector<int32_t> out(most_pass_words(model_.shape.hidden_size));
     while (!stop_.load())
-      if (const size_t words = station_.work(out.data(), 5)) loop_.chain().land(out.data(), words);
+      if (const size_t words = stage_.inbox().work(out.data(), 5)) loop_.chain().land(out.data(), words);
   }
 
   const CpuModel& model_;
   Loop loop_;
-  Team team_;
-  PassStage stage_;
-  const std::vector<float> rope_;
-  PassStation station_;
+  CpuStation stage_;
   std::atomic<bool> stop_{false};
   std::deque<Helper> ranks_;
 };
@@ -145,7 +134,7 @@ Played many_answers(const Enough& enough, uint64_t seed) {
       plain.push_back(plainly(model, between(random, 1, 2), requests.back()));
     }
     const int threads = between(random, 1, 3), blocks = between(random, kContext / kSpan, 12);
-    LoopLimits limits{by_length ? 1 : between(random, 1, 8), between(random, 1, 16), {}};
+    LoopLimits limits{by_length ? 1 : between(random, 1, 8), between(random, 1, 16)};
     std::unique_ptr<LoopThread> here;
     std::unique_ptr<TwoRanks> ranks;
     if (over_ranks) {

@@ -1,6 +1,6 @@
 """Drafts of many answers at once lose nothing beside plain decoding: rounds in simulated time, decided by `allot`.
 
-The world below stands in for csrc/loop/loop.cpp: prompts are read a few rows in each round, while others write.
+The world below stands in for csrc/loop/round.cpp: prompts are read a few rows in each round, while others write.
 """
 
 import random

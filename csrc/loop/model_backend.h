@@ -15,14 +15,14 @@ namespace ppsd {
 
 class Blocks;
 
-class Passes {
+class ModelBackend {
  public:
   // model: what all bodies have of it are its sizes, rotations, draft ids and taps; the kernels are the samplers'.
-  Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team) : model_(std::move(model)), own_team_(std::move(team)) {}
-  virtual ~Passes() = default;
+  ModelBackend(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team) : model_(std::move(model)), own_team_(std::move(team)) {}
+  virtual ~ModelBackend() = default;
 
   const CpuModel& model() const { return *model_; }
-  Team& team() { return *own_team_; }
+  Team& team() const { return *own_team_; }
   int members() const { return own_team_->size(); }
   virtual size_t block_bytes() const = 0;                // of the loop's memory
   virtual void lie_in(Blocks*) {}                        // once: those that the loop hands out
@@ -54,7 +54,7 @@ class Passes {
   };
   // Of several texts at once. False: cancelled on the way.
   virtual bool draw(std::vector<Draw>* draws, const Cancelled& cancelled = nullptr) = 0;
-  virtual void catch_up(const Segment&, const float*) { missing(); }   // through the exit head's own layers, for drafts to come
+  virtual void prefill_head(const Segment&, const float*) { missing(); }   // through the exit head's own layers, for drafts to come
 
   // Layers [E, L) on x [rows][hidden], in place, and the tokens that some of these rows choose.
   struct Chosen {
@@ -72,6 +72,8 @@ class Passes {
   size_t tap_width() const { return size_t(taps()) * size_t(model_->shape.hidden_size); }
   int taps() const { return int(model_->taps().size()); }
   virtual void read_taps(EagleText*, uint8_t* const*, int) { missing(); }
+  // What is kept of a text's rows [0, rows), for distillation; or nothing.
+  virtual std::vector<uint16_t> kept(uint8_t* const*, int) const { return {}; }
 
  protected:
   static void take(Draw* draw, int chosen);   // a draft token, from the logits of its row

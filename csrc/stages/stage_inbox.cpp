@@ -1,4 +1,4 @@
-#include "pass_station.h"
+#include "stage_inbox.h"
 
 #include <algorithm>
 #include <limits>
@@ -12,7 +12,7 @@ constexpr int kOver = std::numeric_limits<int>::max();   // the epoch of an answ
 
 }  // namespace
 
-PassStation::PassStation(Run run, int hidden, bool last, double delay, int taps)
+StageInbox::StageInbox(Run run, int hidden, bool last, double delay, int taps)
     : run_(std::move(run)),
       hidden_(hidden),
       taps_(taps),
@@ -21,13 +21,13 @@ PassStation::PassStation(Run run, int hidden, bool last, double delay, int taps)
 
 // -- what comes in -----------------------------------------------------------------------------------------------------
 
-void PassStation::post(const int32_t* message, size_t words) {
-  Pass pass = read_pass(message, words, hidden_, taps_);
+void StageInbox::post(const int32_t* message, size_t words) {
+  PassMessage pass = read_pass(message, words, hidden_, taps_);
   if (delay_.count() > 0) std::this_thread::sleep_until(due(pass));
   post(std::move(pass));
 }
 
-void PassStation::post(Pass pass) {
+void StageInbox::post(PassMessage pass) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (int answer : pass.closed) raise_locked(answer, kOver);
   for (const PassPart& part : pass.parts) raise_locked(part.answer, part.epoch);
@@ -36,32 +36,32 @@ void PassStation::post(Pass pass) {
   changed_.notify_one();
 }
 
-void PassStation::raise(int answer, int epoch) {
+void StageInbox::raise(int answer, int epoch) {
   const std::lock_guard<std::mutex> lock(mutex_);
   raise_locked(answer, epoch);
   end_void_locked();
 }
 
-void PassStation::raise_locked(int answer, int epoch) {
+void StageInbox::raise_locked(int answer, int epoch) {
   int& newest = newest_[answer];
   newest = std::max(newest, epoch);
 }
 
-void PassStation::end_void_locked() {
+void StageInbox::end_void_locked() {
   const auto is_void = [this](const PassPart& part) { return is_void_locked(part); };
   if (!at_hand_.empty() && std::all_of(at_hand_.begin(), at_hand_.end(), is_void)) void_.store(true);
 }
 
-PassStation::Clock::time_point PassStation::due(const Pass& pass) const {
+StageInbox::Clock::time_point StageInbox::due(const PassMessage& pass) const {
   return Clock::time_point(std::chrono::nanoseconds(pass.sent)) + delay_;
 }
 
-bool PassStation::is_void_locked(const PassPart& part) const {
+bool StageInbox::is_void_locked(const PassPart& part) const {
   const auto newest = newest_.find(part.answer);
   return part.rows > 0 && newest != newest_.end() && part.epoch < newest->second;
 }
 
-void PassStation::close() {
+void StageInbox::close() {
   closed_.store(true);
   const std::lock_guard<std::mutex> lock(mutex_);
   changed_.notify_all();
@@ -69,7 +69,7 @@ void PassStation::close() {
 
 // -- the work ----------------------------------------------------------------------------------------------------------
 
-bool PassStation::take_locked(Pass* pass) {
+bool StageInbox::take_locked(PassMessage* pass) {
   if (inbox_.empty()) return false;
   *pass = std::move(inbox_.front());
   inbox_.pop_front();
@@ -83,7 +83,7 @@ bool PassStation::take_locked(Pass* pass) {
   return true;
 }
 
-bool PassStation::joins_locked(const Pass& pass, const Pass& next) const {
+bool StageInbox::joins_locked(const PassMessage& pass, const PassMessage& next) const {
   const bool changes = !next.wiped.empty() || !next.copies.empty() || !next.opened.empty() || !next.closed.empty();
   if (pass.limit == 0 || next.limit == 0 || changes || pass.parts.size() != 1 || next.parts.size() != 1) return false;
   const PassPart &a = pass.parts.front(), &b = next.parts.front();
@@ -92,14 +92,14 @@ bool PassStation::joins_locked(const Pass& pass, const Pass& next) const {
          a.rows + b.rows <= kMaxRows;
 }
 
-size_t PassStation::work(int32_t* out, int milliseconds) {
-  Pass pass;
+size_t StageInbox::work(int32_t* out, int milliseconds) {
+  PassMessage pass;
   PassVerdict verdict;
   if (!work(&pass, &verdict, milliseconds)) return 0;
   return last_ ? write_verdict(verdict, out) : write_pass(pass, out);
 }
 
-bool PassStation::work(Pass* pass, PassVerdict* verdict, int milliseconds) {
+bool StageInbox::work(PassMessage* pass, PassVerdict* verdict, int milliseconds) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     const auto ready = [this] { return closed_.load() || !inbox_.empty(); };
@@ -129,7 +129,7 @@ bool PassStation::work(Pass* pass, PassVerdict* verdict, int milliseconds) {
 
 // -- what others see ---------------------------------------------------------------------------------------------------
 
-void PassStation::count(const Pass& pass, int rows, bool done, Clock::time_point begun) {
+void StageInbox::count(const PassMessage& pass, int rows, bool done, Clock::time_point begun) {
   const Clock::time_point ended = Clock::now();
   const std::lock_guard<std::mutex> lock(mutex_);
   at_hand_.clear();
@@ -141,12 +141,12 @@ void PassStation::count(const Pass& pass, int rows, bool done, Clock::time_point
   passes_ += done;
 }
 
-double PassStation::busy_seconds() const {
+double StageInbox::busy_seconds() const {
   const int64_t since = busy_since_.load();
   return since > 0 ? double(wire_clock() - since) * 1e-9 : 0.0;
 }
 
-std::shared_ptr<const Trace> PassStation::trace() const {
+std::shared_ptr<const Trace> StageInbox::trace() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return trace_;
 }

@@ -21,26 +21,26 @@
 
 namespace ppsd {
 
-class PassStation {
+class StageInbox {
  public:
   using Clock = std::chrono::steady_clock;
   // The rows through the layers, in place; verdict: what they choose, of the last stage. False: cancelled on the way.
-  using Run = std::function<bool(Pass* pass, const Cancelled& cancelled, PassVerdict* verdict)>;
+  using Run = std::function<bool(PassMessage* pass, const Cancelled& cancelled, PassVerdict* verdict)>;
 
   // last: it has the LM head and gives verdicts. delay: seconds that every message is taken to have been longer on its way.
   // taps: of an EAGLE-3 head, that rows bring along.
-  PassStation(Run run, int hidden, bool last, double delay, int taps = 0);
+  StageInbox(Run run, int hidden, bool last, double delay, int taps = 0);
 
   // From the thread that receives. Throws std::runtime_error for what does not follow the protocol.
   void post(const int32_t* message, size_t words);
-  void post(Pass pass);
+  void post(PassMessage pass);
   // What the next message would say of this answer, before there is one: which rows are void, see PassPart.
   void raise(int answer, int epoch);
   // From the thread that computes: waits for a pass, at most so long, and works on it. Words of the message for the next
   // stage, or for rank 0, in out[most_pass_words]; 0: none came. Throws what `run` does.
   size_t work(int32_t* out, int milliseconds);
   // Likewise: what is left of it, and of the last stage its verdict. milliseconds: -1: until it is closed, and then it is false.
-  bool work(Pass* pass, PassVerdict* verdict, int milliseconds = -1);
+  bool work(PassMessage* pass, PassVerdict* verdict, int milliseconds = -1);
   void close();
 
   double busy_seconds() const;   // since when the pass at hand goes on; 0: there is none
@@ -48,13 +48,13 @@ class PassStation {
   std::shared_ptr<const Trace> trace() const;   // of the last answers that began with one, on the wire_clock(); or null
 
  private:
-  bool take_locked(Pass* pass);
+  bool take_locked(PassMessage* pass);
   void raise_locked(int answer, int epoch);
   void end_void_locked();
-  bool joins_locked(const Pass& pass, const Pass& next) const;
+  bool joins_locked(const PassMessage& pass, const PassMessage& next) const;
   bool is_void_locked(const PassPart& part) const;
-  Clock::time_point due(const Pass& pass) const;
-  void count(const Pass& pass, int rows, bool done, Clock::time_point begun);
+  Clock::time_point due(const PassMessage& pass) const;
+  void count(const PassMessage& pass, int rows, bool done, Clock::time_point begun);
 
   const Run run_;
   const int hidden_, taps_;
@@ -62,7 +62,7 @@ class PassStation {
   const Clock::duration delay_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Pass> inbox_;
+  std::deque<PassMessage> inbox_;
   std::map<int, int> newest_;            // epochs of answers, as the last message said
   std::vector<PassPart> at_hand_;        // of the pass that is worked on: answers, epochs and first rows alone
   std::atomic<bool> void_{false};        // all of these are void
