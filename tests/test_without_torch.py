@@ -18,7 +18,7 @@ for package in ("torch", "triton", "matplotlib", "llguidance", "fastapi", "uvico
     sys.modules[package] = None
 from ppsd_rt.cli import main as cli
 for words in json.load(sys.stdin):
-    sys.stdin = io.TextIOWrapper(io.BytesIO(b"hello\\n"))
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.BytesIO(b"hello\\n")))
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = cli.main(words)

@@ -99,7 +99,7 @@ def _streams(text: bytes):
     """(standard output, standard error), each a BytesIO, while `text` is on standard input."""
     before = sys.stdin, sys.stdout, sys.stderr
     kept = io.BytesIO(), io.BytesIO()
-    sys.stdin = io.TextIOWrapper(io.BytesIO(text), "utf-8")
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.BytesIO(text)), "utf-8")
     sys.stdout = out = io.TextIOWrapper(_Open(kept[0]), "utf-8")
     sys.stderr = errors = io.TextIOWrapper(_Open(kept[1]), "utf-8", errors="backslashreplace")
     try:

@@ -91,5 +91,5 @@ def test_hosts_that_cannot_connect_say_how_to_mend_it(hosts, folder):
     for status, text, said in hosts.run(options(folder), **{INTERFACE: "lo"}):
         assert (status, text) == (1, "")
         assert len(said) == 1
-        assert "cannot connect to all other ranks through the network interface lo: Gloo connectFullMesh" in said[0]
+        assert "cannot connect to all other ranks through the network interface lo: " in said[0]
         assert said[0].endswith("Their ports must not be blocked")
