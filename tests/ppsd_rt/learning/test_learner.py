@@ -934,7 +934,7 @@ def test_a_gain_has_an_error_by_answers():
 @pytest.mark.parametrize(("forgets", "kept"), [(0.004, 1.0), (0.006, 0.7), (0.009, 0.5), (0.02, 0.35)])
 def test_so_much_of_what_was_learned_is_kept_as_general_prompts_allow(forgets, kept):
     """Heads of one weight, 0 before and 1 as trained: it gains by it on answers, and loses `forgets` on others."""
-    answers, own = [SimpleNamespace(ids=[0] * 9, answer=3)], []
+    answers, own = [SimpleNamespace(tokens=6)], []
 
     def of(weight):
         head = torch.nn.Linear(1, 1, bias=False)
