@@ -137,9 +137,9 @@ def thread_inputs(first, COUNT: tl.constexpr, PIECE: tl.constexpr, W: tl.constex
 
 
 @triton.jit
-def stored(inputs, FORMAT: tl.constexpr):
+def stored(inputs, W: tl.constexpr):
     """How many weights of a row there are for so many inputs."""
-    return (inputs + _GROUP - 1) // _GROUP * _GROUP if FORMAT == "int4" else inputs
+    return (inputs + _GROUP - 1) // _GROUP * _GROUP if W.format == "int4" else inputs
 
 
 @triton.jit
@@ -161,9 +161,9 @@ def in_order(values, RUN: tl.constexpr, TOGETHER: tl.constexpr):
 
 
 @triton.jit
-def of_block(w, scales, BLOCK: tl.constexpr, FORMAT: tl.constexpr):
+def of_block(w, scales, BLOCK: tl.constexpr, W: tl.constexpr):
     """Of a tile that has parts of four blocks (int4) the words and scales of one of them, [N / 8, warps, 8, 4, 1]."""
-    if FORMAT == "int4":
+    if W.format == "int4":
         # Sums of one element each, and no tl.split: from 3.7 on that gives its results to other threads.
         word = tl.arange(0, 4)[None, None, None, None, :]
         words = tl.sum(tl.where(word == BLOCK, w, 0), axis=4, keep_dims=True)
@@ -229,7 +229,7 @@ def first_tiles(weight, scale, outputs, live, first, end, W: tl.constexpr):
     WORDS: tl.constexpr = 4 if W.format != "plain" else W.run * weight.dtype.element_ty.primitive_bitwidth // 32
     EACH: tl.constexpr = W.run // WORDS
     GROUPS: tl.constexpr = outputs.shape[0] // (W.warps * 32)
-    ks, row, end = thread_inputs(first, GROUPS, W.run, W), stored(W.inputs, W.format), stored(end, W.format)
+    ks, row, end = thread_inputs(first, GROUPS, W.run, W), stored(W.inputs, W), stored(end, W)
     words = weight.to(tl.pointer_type(tl.int32), bitcast=True) + (outputs.to(tl.int64) * (row // EACH) + ks // EACH)
     scales = words
     if W.format == "fp8":
@@ -271,7 +271,7 @@ def product(tiles, words, scales, live, x, norm, eps, rows, first, end, W: tl.co
     # Not in the interpreter, which knows no assembly and multiplies in float32.
     IN_TURN: tl.constexpr = (W.format == "plain" or (W.format == "int8" and not W.pdl)) and W.dot is tl.bfloat16
     RUNS_OF: tl.constexpr = PIECE // VECTOR  # loads of a row that give a thread its inputs
-    ks, last = thread_inputs(first, GROUPS, W.run, W), stored(end, W.format)
+    ks, last = thread_inputs(first, GROUPS, W.run, W), stored(end, W)
     at_rows, at_gains = tl.arange(0, RUNS_OF * WARPS * 64)[:, None], tl.arange(0, RUNS_OF * WARPS * 32)[:, None]
     inputs = thread_inputs(first, RUNS_OF * 2, PIECE, W) + at_rows // (WARPS * 64) * VECTOR
     gained = thread_inputs(first, RUNS_OF, PIECE, W) + at_gains // (WARPS * 32) * VECTOR
@@ -290,7 +290,7 @@ def product(tiles, words, scales, live, x, norm, eps, rows, first, end, W: tl.co
                 at = number * W.step + block * 4 * PIECE
                 w, scale = tiles[0][0].reshape(GROUPS, WARPS, 8, 4, WORDS), tiles[0][1]
                 scale = scale.reshape(GROUPS, WARPS, 8, 4, scale.shape[1])
-                w, scale = of_block(w, scale, block, W.format)
+                w, scale = of_block(w, scale, block, W)
                 w = left_operand(w, scale, PIECE, W)
                 inside = within(inputs, step, number, at, end, W)
                 values = tl.load(cells + (at + element), mask=(row < rows) & inside, other=0).to(W.dot)

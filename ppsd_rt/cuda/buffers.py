@@ -15,14 +15,7 @@ from ..triton_kernels.attention import COLUMNS, SPANS, Partials, chunks
 from ..triton_kernels.cache import PAGE
 from ..triton_kernels.heads import SAMPLING_WORDS, Scratch
 from ..triton_kernels.linear import Weight, tiling
-from ..triton_kernels.state import (
-    DRAFT_WORDS,
-    MAIL_SLOTS,
-    MAX_ROWS,
-    OFFER_WORDS,
-    RING_WORDS,
-    WORDS,
-)
+from ..triton_kernels.state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, OFFER_WORDS, RING_WORDS, WORDS
 from ..triton_kernels.texts import Texts
 from .weights import DeviceWeights, Layer
 

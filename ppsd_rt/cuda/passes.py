@@ -27,7 +27,7 @@ from ..triton_kernels.texts import INVERSE, MOST_ROWS, MOST_TILES, POSITION, SEA
 from . import devices
 from .buffers import Work, rotations
 from .eagle import Eagle
-from .graphs import StepGraphs
+from .graphs import Graphs
 from .launches import decoder_layer
 from .prompt import PromptLayers
 from .weights import DeviceWeights
@@ -74,7 +74,7 @@ class CudaPasses:
         eagle: Eagle | None = None,
         *,
         pdl: bool = False,
-        graphs: StepGraphs | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         config, head, self.device = weights.config, weights.head, weights.device
         self.weights, self._eagle, self._pdl, self._graphs = weights, eagle, pdl, graphs
@@ -120,7 +120,7 @@ class CudaPasses:
         words, places, self._tables = self._known.split(sizes)
         self._words, self._places = words.view(MOST_TILES, WORDS), places.view(MOST_ROWS, TEXT_WORDS)
         if self._graphs is not None:
-            self._graphs.forget()
+            self._graphs.close()
 
     def change(self, wiped: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
         """Pages that become others' copies (from, to). Wiped ones stay: no kernel looks behind a text's own rows."""

@@ -145,11 +145,7 @@ class DeviceWeights:
 
     @classmethod
     def from_checkpoint(
-        cls,
-        checkpoint: Checkpoint,
-        format: str,
-        device: torch.device | str,
-        places: Sequence[torch.device] = (),
+        cls, checkpoint: Checkpoint, format: str, device: torch.device | str, places: Sequence[torch.device] = ()
     ) -> "DeviceWeights":
         """places: the device of each layer, the first one's being `device`; none: all are there."""
         if isinstance(checkpoint, RandomCheckpoint):

@@ -134,7 +134,7 @@ def test_copies_are_accepted_where_the_text_repeats_itself(engine, schedule):
 
 def verified_rows(engine):
     """What they have left behind: keys and values of all layers, exit hidden states."""
-    buffers = engine.backend._stages.buffers
+    buffers = engine.backend._alone.stages.buffers
     end = int(buffers.state[START])
     caches = (part[:, :end].clone() for cache in buffers.cache for part in unpaged(cache))
     return [*caches, buffers.exit_hidden[:end].clone()]
