@@ -138,11 +138,8 @@ def choose_kernel(
             winner = tl.min(tl.where(score == ahead, which, 0x7FFFFFFF), axis=0)
             logit = tl.max(tl.where(which == winner, logit, float("-inf")), axis=0)
             better = ahead > best  # of equal scores the earlier one stays: the lower id
-            best, index, its = (
-                tl.where(better, ahead, best),
-                tl.where(better, winner, index),
-                tl.where(better, logit, its),
-            )
+            best, index = tl.where(better, ahead, best), tl.where(better, winner, index)
+            its = tl.where(better, logit, its)
             higher = tl.maximum(top, tl.max(tile_top, axis=0))
             total = total * tl.exp(top - higher) + tl.sum(tile_total * tl.exp(tile_top - higher), axis=0)
             top = higher
