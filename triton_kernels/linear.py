@@ -416,16 +416,16 @@ def left(
 @triton.jit
 def reduce_splits_kernel(
     partial, bias, residual, out, rounded, state, OUTPUTS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
-    ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, PDL: tl.constexpr,
+    ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out = (residual +) partial[0] + partial[1] + ... (+ bias), in that order. Grid (outputs / BLOCK, 16 * tiles)."""
+    """out = (residual +) partial[0] + partial[1] + ... (+ bias), in that order. Grid (outputs / BLOCK, 16 * TILES)."""
     outputs, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
     live = outputs < OUTPUTS
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    tile = row // _MAX_ROWS
-    if row % _MAX_ROWS < tl.load(state + tile * _WORDS + _ROWS):
+    tile = row // _MAX_ROWS if TILES > 1 else 0
+    if row - tile * _MAX_ROWS < tl.load(state + tile * _WORDS + _ROWS):
         place = row * OUTPUTS + outputs
         partial += tile * ((SPLITS - 1) * _MAX_ROWS * OUTPUTS)
         y = tl.zeros([BLOCK], tl.float32)
@@ -584,7 +584,8 @@ def linear(
     if cut.splits > 1:
         reduce_splits_kernel[(triton.cdiv(weight.outputs, 128), MAX_ROWS * tiles)](
             partial, bias, residual, out, rounded, state,
-            OUTPUTS=weight.outputs, SPLITS=cut.splits, BLOCK=128, PDL=pdl, num_warps=4, launch_pdl=pdl, **places,
+            OUTPUTS=weight.outputs, SPLITS=cut.splits, BLOCK=128, TILES=tiles, PDL=pdl, num_warps=4, launch_pdl=pdl,
+            **places,
         )  # fmt: skip
 
 
