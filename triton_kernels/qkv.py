@@ -75,6 +75,9 @@ def qkv_kernel(
     tile, program = tile_of_program(TILES)
     state += tile * _WORDS
     x += tile * (_MAX_ROWS * W.inputs)
+    queries += tile * (_MAX_ROWS * HEADS.queries * HEADS.dim)
+    if texts is not None:
+        texts += tile * (_MAX_ROWS * _TEXT_WORDS)
     head, part = program // OF_HEAD, program % OF_HEAD
     first = head * HEADS.dim + part * HALF
     lane = program_outputs(W)
@@ -92,8 +95,6 @@ def qkv_kernel(
     a, b = tl.split(y.reshape([2, HALF, _MAX_ROWS]).permute(1, 2, 0))  # [HALF, 16] each
     channel = (part * HALF + tl.arange(0, HALF))[:, None]
     row = tl.arange(0, _MAX_ROWS)[None, :]
-    if texts is not None:
-        texts += tile * (_MAX_ROWS * _TEXT_WORDS)
     position, seat = stands_at(texts, state, row, rows)
     live = (row < rows) & (channel < HEADS.dim)
     if head < HEADS.queries + HEADS.kv:
@@ -102,7 +103,7 @@ def qkv_kernel(
         if rotations is not None:
             a, b = turned(a, b, rotations, position, channel, live, HEADS.dim)
     if head < HEADS.queries:
-        left(queries + ((tile * _MAX_ROWS + row) * HEADS.queries + head) * HEADS.dim + channel, a, b, live, HEADS.dim)
+        left(queries + (row * HEADS.queries + head) * HEADS.dim + channel, a, b, live, HEADS.dim)
     else:
         left(cache + cell_of_seat(seat, head - HEADS.queries, HEADS) + channel, a, b, live, HEADS.dim)
 
