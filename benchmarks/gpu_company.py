@@ -51,7 +51,7 @@ class Nothing:
     def launch(self, key: tuple[str, int], step: Callable[[], None]) -> None:
         pass
 
-    def forget(self) -> None:
+    def close(self) -> None:
         pass
 
 

@@ -27,6 +27,7 @@ from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.models.random_weights import SHAPES
 from ppsd_rt.models.shapes import model_shapes
+from ppsd_rt.triton_kernels.attention import COLUMNS
 from ppsd_rt.triton_kernels.int4 import GROUP
 from ppsd_rt.triton_kernels.state import MAX_ROWS
 
@@ -100,17 +101,17 @@ class Asked(NamedTuple):
 
 def asked(launch: Launch, rows: int, context: int) -> Asked:
     """By the programs of a launch, for so many rows after `context` positions."""
-    types, constants = dict(launch.types), dict(launch.constants)
+    types, constants = dict(launch.types), launch.named
     if launch.name == "attention":
-        width = constants["KV_HEADS"] * constants["HEAD_DIM"] * WIDTHS[types["keys"]]
-        chunks = triton.cdiv(rows * constants["GROUP"], constants["COLUMNS"])
+        heads = constants["HEADS"]
+        width, chunks = heads.kv * heads.dim * WIDTHS[types["cache"]], triton.cdiv(rows * heads.columns, COLUMNS)
         return Asked(cache=2 * width * (context + rows), again=2 * width * (context + rows) * (chunks - 1))
     if "weight" not in types:
         return Asked()
     programs, inputs = launch.grid[0], constants["INPUTS"]
     outputs, format, others = programs * constants["BLOCK"], constants["FORMAT"], 0
     if constants.get("KV"):
-        others = outputs - constants["HEADS"] * constants["HEAD_DIM"]
+        others = outputs - constants["HEADS"].queries * constants["HEADS"].dim
     weights = (outputs - others) * row_bytes(format, inputs) + others * row_bytes("int8", inputs)
     return Asked(once=weights, again=programs * rows * inputs * WIDTHS[types["x"]])
 
@@ -176,7 +177,7 @@ class Kernel(NamedTuple):
         # Consumer cards run nearly what an A100 does; fp8, which that has not, nearly what an H100 does.
         sm = 90 if card.sm >= 90 or format == "fp8" else 80
         code = recorded()[RECORDED[model], RECORDED.get(format, format), sm, self.launch.name, self.number]
-        programs, each = tiles * self.launch.grid[0], weight_bytes(dict(self.launch.constants))
+        programs, each = tiles * self.launch.grid[0], weight_bytes(self.launch.named)
         instructions = code["instructions_per_kib"] * programs * each / 1024
         issue = instructions / (4 * REACHED * card.clock * card.multiprocessors)
         waves = max(1.0, programs / (code["programs"] * card.multiprocessors))
@@ -184,7 +185,7 @@ class Kernel(NamedTuple):
 
     def measured(self) -> float | None:
         """The same, by an H200 of the tiling in use, where that is among the variants."""
-        its = dict(self.launch.constants)
+        its = self.launch.named
         if not self.number:
             return None
         names = {"format": "FORMAT", "block": "BLOCK", "parts": "PARTS", "slices": "SLICES", "ahead": "AHEAD"}
@@ -212,7 +213,7 @@ def kernels_of(model: str, format: str) -> list[Kernel]:
     launches, numbers, found = step_of(model, format), dict(FIRST), list[Kernel]()
 
     def shape(launch: Launch) -> tuple[Any, ...]:
-        return launch.name, launch.grid, dict(launch.constants).get("INPUTS")
+        return launch.name, launch.grid, launch.named.get("INPUTS")
 
     for what, count in Counter(map(shape, launches)).items():
         launch = next(launch for launch in launches if shape(launch) == what)
@@ -236,7 +237,7 @@ def kernel_lines(model: str) -> Iterator[str]:
     for same in zip(*(kernels_of(model, format) for format in FORMATS), strict=True):
         kernel, measured = same[0], same[0].measured()
         if kernel.bytes:
-            inputs = dict(kernel.launch.constants).get("INPUTS")
+            inputs = kernel.launch.named.get("INPUTS")
             what = kernel.launch.name + (f", K {inputs}" if inputs else "")
             times = [f"{1e6 * k.predicted(model, f, card):.1f}" for k, f in zip(same, FORMATS, strict=True)]
             yield (

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import triton
 from support import tiny_config
 from torch import Tensor
@@ -12,8 +13,9 @@ from triton.language import core as language
 from triton.language import semantic
 from triton.runtime import interpreter
 
+from ppsd_rt.cuda.buffers import rotations
 from ppsd_rt.models.config import LlamaConfig
-from ppsd_rt.models.rope import Rope
+from ppsd_rt.triton_kernels.cache import PAGE
 from ppsd_rt.triton_kernels.linear import Weight, quantise, quantise_fp8, quantise_int4
 from ppsd_rt.triton_kernels.state import KNOWN, ROWS, START, WORDS
 
@@ -31,11 +33,21 @@ def state_of(rows: int, start: int = 0, known: int = 0) -> Tensor:
     return state
 
 
-def table(capacity: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [capacity, head_dim / 2]."""
-    config = LlamaConfig.from_dict(tiny_config(head_dim=head_dim))
-    rope = Rope(config, capacity, DEVICE)
-    return rope.cos, rope.sin
+def table(capacity: int, head_dim: int) -> Tensor:
+    """Cosines and sines [capacity, head_dim]."""
+    return rotations(LlamaConfig.from_dict(tiny_config(head_dim=head_dim)), capacity, torch.device(DEVICE))
+
+
+def paged(keys: Tensor, values: Tensor) -> Tensor:
+    """[kv_heads, capacity, head_dim] each -> the cache of a layer."""
+    cells = torch.cat((keys, values))
+    whole = F.pad(cells, (0, 0, 0, -cells.shape[1] % PAGE), value=torch.nan)
+    return whole.unflatten(1, (-1, PAGE)).transpose(0, 1).contiguous()
+
+
+def unpaged(cache: Tensor) -> tuple[Tensor, Tensor]:
+    keys, values = cache.transpose(0, 1).flatten(1, 2).chunk(2)
+    return keys, values
 
 
 FORMATS = ("fp32", "int8", "int4", "fp8")

@@ -6,7 +6,6 @@ from noise_twin import gumbel
 from torch import Tensor
 
 from ppsd_rt.triton_kernels.linear import Weight, normalise_twin
-from ppsd_rt.triton_kernels.qkv import HeadNorms
 from ppsd_rt.triton_kernels.state import ACCEPTED, COMMITTED, DRAFTED, EPOCH, ROWS, START, TOKEN
 
 
@@ -64,21 +63,20 @@ def heads_twin(
     return ids[best[:, 0]], logits.softmax(-1).gather(1, best)[:, 0], scores, logits
 
 
-def qkv_twin(  # noqa: PLR0913 - as of the kernel
-    x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
+def qkv_twin(
+    x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None, rotations: Tensor | None,
     heads: int, kv_heads: int, start: int, *,
-    kv: Weight | None = None, norms: HeadNorms | None = None, rotary: bool = True,
+    kv: Weight | None = None, norms: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """x [rows, hidden] -> float32 queries [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim]."""
     weight = weight if kv is None else Weight(torch.cat([weight.wide(), kv.wide()]))
     y = linear_twin(x, weight, norm=norm, eps=eps, bias=bias).unflatten(1, (heads + 2 * kv_heads, -1))
     q, k, v = y.split((heads, kv_heads, kv_heads), dim=1)
     if norms is not None:
-        q, k = normalise_twin(q, norms.queries, eps), normalise_twin(k, norms.keys, eps)
-    if not rotary:
+        q, k = normalise_twin(q, norms[0], eps), normalise_twin(k, norms[1], eps)
+    if rotations is None:
         return q, k, v
-    where = slice(start, start + len(x))
-    cos, sin = cosines[where, None], sines[where, None]
+    cos, sin = rotations[start : start + len(x), None].chunk(2, dim=-1)
 
     def turned(y: Tensor) -> Tensor:
         a, b = y.chunk(2, dim=-1)

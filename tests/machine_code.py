@@ -36,13 +36,14 @@ from triton.runtime.jit import JITFunction
 from ppsd_rt.models.head_file import DISTANCES
 from ppsd_rt.triton_kernels import int4
 from ppsd_rt.triton_kernels.attention import Partials, attention
+from ppsd_rt.triton_kernels.cache import PAGE
 from ppsd_rt.triton_kernels.embedding import embedding
 from ppsd_rt.triton_kernels.feedback import feedback
 from ppsd_rt.triton_kernels.heads import SAMPLING_WORDS, Scratch, heads
 from ppsd_rt.triton_kernels.linear import INT8_BLOCK, Weight, linear, tiling
 from ppsd_rt.triton_kernels.prompt_attention import prompt_attention
 from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
-from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv
+from ppsd_rt.triton_kernels.qkv import qkv
 from ppsd_rt.triton_kernels.state import (
     DRAFT_WORDS,
     MAIL_SLOTS,
@@ -102,6 +103,15 @@ class Launch(NamedTuple):
     @property
     def name(self) -> str:
         return str(self.kernel.__name__).removesuffix("_kernel")
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """Its constants, and each of those of its matrices."""
+        constants = dict(self.constants)
+        for name, prefix in (("W", ""), ("KV", "KV_")):
+            fields = constants[name]._asdict() if constants.get(name) else {}
+            constants |= {prefix + field.upper(): value for field, value in fields.items()}
+        return constants
 
     @property
     def title(self) -> str:
@@ -252,8 +262,7 @@ def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:
     x, norm, state, text = wide(capacity, shape.hidden), empty(shape.hidden), words(WORDS), words(capacity)
     rounded = empty(MAX_ROWS, shape.hidden)
     queries, mixed = wide(MAX_ROWS, shape.heads, shape.head_dim), empty(MAX_ROWS, shape.heads, shape.head_dim)
-    keys, values = (empty(shape.kv_heads, capacity, shape.head_dim) for _ in range(2))
-    cosines, sines = (wide(capacity, shape.head_dim // 2) for _ in range(2))
+    cache, rotations = meta_cache(shape, capacity), wide(capacity, shape.head_dim)
     choices, chances, inner = words(MAX_ROWS), wide(MAX_ROWS), empty(MAX_ROWS, shape.inner)
     confidences = wide(capacity)
     hidden = (MAX_ROWS, shape.hidden)
@@ -270,12 +279,12 @@ def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:
         projections, kv = meta_projections(shape, format)
         qkv_of = partial(qkv, kv=kv, pdl=pdl)
         for rows in (x, rounded):  # of another pass, of this one
-            qkv_of(rows, norm, eps, projections, None, cosines, sines, queries, keys, values, state)
+            qkv_of(rows, norm, eps, projections, None, rotations, queries, cache, state)
         partials = Partials(shape.heads, shape.kv_heads, shape.head_dim, "meta")
-        attention(queries, keys, values, partials, mixed, state, pdl=pdl)
-        norms = HeadNorms(empty(shape.head_dim), empty(shape.head_dim))
-        qkv_of(rounded, norm, eps, projections, None, cosines, sines, queries, keys, values, state, norms=norms)
-        attention(queries, keys, values, partials, mixed, state, window=1000, pdl=pdl)
+        attention(queries, cache, partials, mixed, state, pdl=pdl)
+        norms = empty(2, shape.head_dim)
+        qkv_of(rounded, norm, eps, projections, None, rotations, queries, cache, state, norms=norms)
+        attention(queries, cache, partials, mixed, state, window=1000, pdl=pdl)
         add(mixed, out)
         swiglu(rounded, norm, eps, weight(2 * shape.inner, shape.hidden), inner, state, pdl=pdl)
         add(inner, down)
@@ -300,9 +309,9 @@ def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:
         x, rounded, inner = wide(count, shape.hidden), empty(count, shape.hidden), empty(count, shape.inner)
         queries, mixed = wide(count, shape.heads, shape.head_dim), empty(count, shape.heads, shape.head_dim)
         for rows in (x, rounded):
-            qkv_of(rows, norm, eps, projections, None, cosines, sines, queries, keys, values, state, texts=texts)
+            qkv_of(rows, norm, eps, projections, None, rotations, queries, cache, state, texts=texts)
         partials = Partials(shape.heads, shape.kv_heads, shape.head_dim, "meta", texts.tiles)
-        attention(queries, keys, values, partials, mixed, state, texts=texts, pdl=pdl)
+        attention(queries, cache, partials, mixed, state, texts=texts, pdl=pdl)
         linear(mixed, out, x, state, residual=x, rounded=rounded, texts=texts, pdl=pdl)
         swiglu(rounded, norm, eps, weight(2 * shape.inner, shape.hidden), inner, state, texts=texts, pdl=pdl)
         heads(
@@ -317,19 +326,18 @@ def prompt_pass(shape: Shape, format: str) -> list[Launch]:
     empty, wide = partial(torch.empty, device="meta", dtype=torch.bfloat16), partial(torch.empty, device="meta")
     rows, capacity, width = 1024, 8192, shape.heads * shape.head_dim
     x, normed, inner = wide(rows, shape.hidden), empty(rows, shape.hidden), empty(rows, shape.inner)
-    queries, keys = empty(rows, shape.heads, shape.head_dim), empty(shape.kv_heads, capacity, shape.head_dim)
-    angles = wide(capacity, shape.head_dim // 2)
+    queries, cache, rotations = (
+        empty(rows, shape.heads, shape.head_dim),
+        meta_cache(shape, capacity),
+        wide(capacity, width),
+    )
+    pages = torch.empty(capacity // PAGE, dtype=torch.int32, device="meta")
     with recording() as launches:
         normalise(x, empty(shape.hidden), 1e-5, normed)
         projections, kv = meta_projections(shape, format)
-        prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0, kv=kv)
-        prompt_attention(queries, keys, keys, queries, 0)
-        norms = HeadNorms(empty(shape.head_dim), empty(shape.head_dim))
-        prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0, kv=kv, norms=norms, eps=1e-5)
-        prompt_attention(queries, keys, keys, queries, 0, 1000)
-        pages = torch.empty(64, dtype=torch.int32, device="meta")
-        prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0, kv=kv, pages=pages)
-        prompt_attention(queries, keys, keys, queries, 0, pages=pages)
+        for norms, window in ((None, None), (empty(2, shape.head_dim), 1000)):
+            prompt_qkv(normed, projections, None, rotations, queries, cache, pages, 0, kv=kv, norms=norms, eps=1e-5)
+            prompt_attention(queries, cache, pages, queries, 0, window)
         prompt_linear(queries.view(rows, width), meta_weight(shape.hidden, width, format), x, residual=x)
         prompt_swiglu(normed, meta_weight(2 * shape.inner, shape.hidden, format), inner)
         prompt_linear(inner, meta_weight(shape.hidden, shape.inner, format), x, residual=x)
@@ -339,6 +347,11 @@ def prompt_pass(shape: Shape, format: str) -> list[Launch]:
 def once(launches: list[Launch]) -> list[Launch]:
     """Each, whatever its grid: that changes no code."""
     return list(dict.fromkeys(launch._replace(grid=()) for launch in launches))
+
+
+def meta_cache(shape: Shape, capacity: int) -> Tensor:
+    size = capacity // PAGE, 2 * shape.kv_heads, PAGE, shape.head_dim
+    return torch.empty(size, device="meta", dtype=torch.bfloat16)
 
 
 def meta_weight(outputs: int, inputs: int, format: str) -> Weight:
@@ -384,7 +397,7 @@ def examine(launch: Launch, capability: int) -> Report:
     used = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     instructions, loops = parsed(code)
     unawaited = re.search(r"HGMMA\S*\s+R\d+,\s*R\d+", code) and re.search(r"DEPBAR\.LE gsb0, 0x0*[1-9a-f]", code)
-    constants, options = dict(launch.constants), dict(launch.options)
+    constants, options = launch.named, dict(launch.options)
     weights = "weight" in launch.kernel.arg_names
     its_bytes = weight_bytes(constants) if weights and "STEPS" in constants else 0
     bar = its_bytes * constants["AHEAD"] / constants["STEPS"] if its_bytes else 0
@@ -409,8 +422,7 @@ def examine(launch: Launch, capability: int) -> Report:
 
 def weight_bytes(constants: dict[str, Any]) -> float:
     """That a program reads, scales not counted."""
-    inputs = constants["INPUTS"] if "INPUTS" in constants else constants["HIDDEN"]
-    return constants["BLOCK"] * inputs * WEIGHT[constants["FORMAT"]] / constants.get("SPLITS", 1)
+    return constants["BLOCK"] * constants["INPUTS"] * WEIGHT[constants["FORMAT"]] / constants.get("SPLITS", 1)
 
 
 def parsed(code: str) -> tuple[list[str], list[tuple[int, int]]]:
@@ -463,7 +475,7 @@ def over_k(instructions: list[str], loops: list[tuple[int, int]]) -> tuple[str, 
 
 def table_of(model: str, format: str, launch: Launch, report: Report, faults: list[str]) -> str:
     counts = Counter(i.split(".")[0] for i in report.instructions)
-    constants = dict(launch.constants)
+    constants = launch.named
     size = f"{constants['OUTPUTS']}x{constants['INPUTS']}" if "OUTPUTS" in constants and "INPUTS" in constants else ""
     wide = sum(i.endswith(".128") for i in report.instructions if i.startswith(("LDG", "LDGSTS")))
     return (

@@ -37,15 +37,6 @@ def embedding_kernel(
 def embedding(text: Tensor, table: Tensor, x: Tensor, rounded: Tensor, state: Tensor, *, pdl: bool = False) -> None:
     hidden = table.shape[1]
     embedding_kernel[(MAX_ROWS, triton.cdiv(hidden, 1024))](
-        text,
-        table,
-        x,
-        rounded,
-        state,
-        HIDDEN=hidden,
-        BLOCK=1024,
-        AT=at_positions(x),
-        PDL=pdl,
-        num_warps=4,
-        launch_pdl=pdl,
-    )
+        text, table, x, rounded, state,
+        HIDDEN=hidden, BLOCK=1024, AT=at_positions(x), PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip

@@ -42,7 +42,7 @@ from torch import Tensor
 from . import int4
 from .ptx import gdc_launch_dependents, gdc_wait, in_turn
 from .state import MAX_ROWS, ROWS, START, WORDS
-from .texts import Texts
+from .texts import Texts, tile_of_program
 
 INT8_BLOCK = 32
 # Weights that a thread loads at once: 16 bytes, or 32 of float32.
@@ -58,8 +58,7 @@ WHOLE_BYTES = 48 * 1024
 AHEAD_BYTES = {8: (32 * 1024, 16 * 1024), 16: (16 * 1024, 8 * 1024), 32: (8 * 1024, 8 * 1024)}
 CROWDED = {"int8": 2 / 3, "int4": 1 / 2}  # of these bytes
 _ROWS, _START, _WORDS = tl.constexpr(ROWS), tl.constexpr(START), tl.constexpr(WORDS)
-_MAX_ROWS = tl.constexpr(MAX_ROWS)
-_GROUP = tl.constexpr(int4.GROUP)
+_MAX_ROWS, _GROUP = tl.constexpr(MAX_ROWS), tl.constexpr(int4.GROUP)
 
 
 class Tiling(NamedTuple):
@@ -92,28 +91,55 @@ class Tiling(NamedTuple):
         return steps if steps * size <= whole else max(1, part // size)
 
 
+class Matrix(NamedTuple):
+    """What a kernel is compiled for: the weights W that it multiplies by, and how."""
+
+    outputs: int
+    inputs: int
+    format: str
+    block: int  # as of the Tiling, up to `run`
+    parts: int
+    slices: int
+    run: int
+    steps: int  # of a program's loop over K
+    ahead: int  # of them, whose weights are on the way
+    even: bool  # are the inputs whole steps?
+    dot: tl.dtype  # what the matrix instruction takes
+    pdl: bool
+
+    @property
+    def step(self) -> int:
+        return self.slices * 4 * self.run
+
+    @property
+    def warps(self) -> int:
+        return self.parts * self.slices
+
+    @property
+    def scaled(self) -> bool:
+        """By blocks of inputs?"""
+        return self.format in ("int8", "int4")
+
+
 @triton.jit
-def program_outputs(BLOCK: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr):
+def program_outputs(W: tl.constexpr):
     """Which of a program's outputs stand where in a tile of weights: [N / 8 * warps * 8 * 4, 1]."""
-    WARPS: tl.constexpr = SLICES * PARTS
-    GROUPS: tl.constexpr = BLOCK // PARTS // 8
-    at = tl.arange(0, GROUPS * WARPS * 32)[:, None]
-    return (at // 32 % PARTS * GROUPS + at // (32 * WARPS)) * 8 + at // 4 % 8
+    GROUPS: tl.constexpr = W.block // W.parts // 8
+    at = tl.arange(0, GROUPS * W.warps * 32)[:, None]
+    return (at // 32 % W.parts * GROUPS + at // (32 * W.warps)) * 8 + at // 4 % 8
 
 
 @triton.jit
-def thread_inputs(
-    first, COUNT: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, PIECE: tl.constexpr
-):
+def thread_inputs(first, COUNT: tl.constexpr, PIECE: tl.constexpr, W: tl.constexpr):
     """The first of a thread's inputs in COUNT tiles: [COUNT * warps * 32, 1]. PIECE: how many stand side by side."""
-    at = tl.arange(0, COUNT * SLICES * PARTS * 32)[:, None]
-    return first + at // 32 % (SLICES * PARTS) // PARTS * (4 * RUN) + at % 4 * PIECE
+    at = tl.arange(0, COUNT * W.warps * 32)[:, None]
+    return first + at // 32 % W.warps // W.parts * (4 * W.run) + at % 4 * PIECE
 
 
 @triton.jit
-def stored(inputs, FORMAT: tl.constexpr):
+def stored(inputs, W: tl.constexpr):
     """How many weights of a row there are for so many inputs."""
-    return (inputs + _GROUP - 1) // _GROUP * _GROUP if FORMAT == "int4" else inputs
+    return (inputs + _GROUP - 1) // _GROUP * _GROUP if W.format == "int4" else inputs
 
 
 @triton.jit
@@ -135,9 +161,9 @@ def in_order(values, RUN: tl.constexpr, TOGETHER: tl.constexpr):
 
 
 @triton.jit
-def of_block(w, scales, BLOCK: tl.constexpr, FORMAT: tl.constexpr):
+def of_block(w, scales, BLOCK: tl.constexpr, W: tl.constexpr):
     """Of a tile that has parts of four blocks (int4) the words and scales of one of them, [N / 8, warps, 8, 4, 1]."""
-    if FORMAT == "int4":
+    if W.format == "int4":
         # Sums of one element each, and no tl.split: from 3.7 on that gives its results to other threads.
         word = tl.arange(0, 4)[None, None, None, None, :]
         words = tl.sum(tl.where(word == BLOCK, w, 0), axis=4, keep_dims=True)
@@ -156,38 +182,35 @@ def scaled(sums, scales):
 
 
 @triton.jit
-def weight_tile(
-    words, scales, live, ks, end, step,
-    STEPS: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
-):  # fmt: skip
+def weight_tile(words, scales, live, ks, end, step, WORDS: tl.constexpr, W: tl.constexpr):
     """Weights from where the pointers say, int32 [N / 8 * warps * 8 * 4, WORDS], and their scales.
 
     Four threads with RUN inputs each, times eight with an output each, are a warp. Two axes, one of them what a thread
     loads at once: so every Triton gives the other to lanes, then to warps, then to registers. Words, because from step
     to step it would carry each weight in a register of its own.
     """
-    here = live & (step < STEPS if EVEN else ks < end)
+    here = live & (step < W.steps if W.even else ks < end)
     w = tl.load(words + tl.arange(0, WORDS), mask=here, other=0, eviction_policy="evict_first")
-    if FORMAT == "plain" or FORMAT == "fp8":
-        return w, w
+    if W.scaled:
+        return w, tl.load(scales + tl.arange(0, 4 if W.format == "int4" else 1), mask=here, other=0)
     else:
-        return w, tl.load(scales + tl.arange(0, 4 if FORMAT == "int4" else 1), mask=here, other=0)
+        return w, w
 
 
 @triton.jit
-def left_operand(w, scales, RUN: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr):
+def left_operand(w, scales, RUN: tl.constexpr, W: tl.constexpr):
     """A tile of weights, RUN of each thread -> [warps, N, 4 * RUN]; of int4 128 and their codes."""
     WARPS: tl.constexpr = w.shape[1]
     N: tl.constexpr = w.shape[0] * 8
-    if FORMAT == "int4":
-        values = int4.levels_of(w, DOT).permute(1, 0, 2, 3, 4, 5, 6, 7)
-    elif FORMAT == "int8":
+    if W.format == "int4":
+        values = int4.levels_of(w, W.dot).permute(1, 0, 2, 3, 4, 5, 6, 7)
+    elif W.format == "int8":
         even, odd = tl.join(w << 24, w << 8), tl.join(w << 16, w)  # the sign is that of the highest bit
         values = (tl.join(even, odd) >> 24).to(tl.float32)  # [N / 8, warps, 8, 4, WORDS, 2, 2]
-        values = (values * scales.to(tl.float32)[:, :, :, :, :, None, None]).to(DOT).permute(1, 0, 2, 3, 4, 5, 6)
-    elif FORMAT == "fp8":
+        values = (values * scales.to(tl.float32)[:, :, :, :, :, None, None]).to(W.dot).permute(1, 0, 2, 3, 4, 5, 6)
+    elif W.format == "fp8":
         bytes = tl.join(tl.join(w, w >> 16), tl.join(w >> 8, w >> 24)).to(tl.int8)  # [N / 8, warps, 8, 4, WORDS, 2, 2]
-        values = bytes.to(tl.float8e4nv, bitcast=True).to(DOT).permute(1, 0, 2, 3, 4, 5, 6)
+        values = bytes.to(tl.float8e4nv, bitcast=True).to(W.dot).permute(1, 0, 2, 3, 4, 5, 6)
     elif w.shape[4] < RUN:
         halves = tl.join(w.to(tl.int16), (w >> 16).to(tl.int16))
         values = halves.to(tl.bfloat16, bitcast=True).permute(1, 0, 2, 3, 4, 5)
@@ -197,132 +220,118 @@ def left_operand(w, scales, RUN: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.con
 
 
 @triton.jit
-def first_tiles(
-    weight, scale, outputs, live, first, end,
-    INPUTS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr,
-    RUN: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
-):  # fmt: skip
+def first_tiles(weight, scale, outputs, live, first, end, W: tl.constexpr):
     """AHEAD steps of weights from input `first` on, asked for, and where the next ones and their scales are.
 
     Of fp8 the outputs' scales themselves.
     """
-    STEP: tl.constexpr = SLICES * 4 * RUN
-    WORDS: tl.constexpr = 4 if FORMAT != "plain" else RUN * weight.dtype.element_ty.primitive_bitwidth // 32
-    EACH: tl.constexpr = RUN // WORDS
-    GROUPS: tl.constexpr = outputs.shape[0] // (PARTS * SLICES * 32)
-    ks, row, end = thread_inputs(first, GROUPS, PARTS, SLICES, RUN, RUN), stored(INPUTS, FORMAT), stored(end, FORMAT)
+    AHEAD: tl.constexpr = W.ahead
+    WORDS: tl.constexpr = 4 if W.format != "plain" else W.run * weight.dtype.element_ty.primitive_bitwidth // 32
+    EACH: tl.constexpr = W.run // WORDS
+    GROUPS: tl.constexpr = outputs.shape[0] // (W.warps * 32)
+    ks, row, end = thread_inputs(first, GROUPS, W.run, W), stored(W.inputs, W), stored(end, W)
     words = weight.to(tl.pointer_type(tl.int32), bitcast=True) + (outputs.to(tl.int64) * (row // EACH) + ks // EACH)
-    SCALED: tl.constexpr = FORMAT == "int8" or FORMAT == "int4"  # by blocks
     scales = words
-    if FORMAT == "fp8":
+    if W.format == "fp8":
         scales = tl.load(scale + (outputs + ks * 0), mask=live, other=0)
-    if SCALED:
-        scales = scale + (outputs.to(tl.int64) * (row // 32) + (ks // _GROUP * 4 if FORMAT == "int4" else ks // 32))
-    tiles = (weight_tile(words, scales, live, ks, end, 0, STEPS, WORDS, EVEN, FORMAT),)
+    if W.scaled:
+        scales = scale + (outputs.to(tl.int64) * (row // 32) + (ks // _GROUP * 4 if W.format == "int4" else ks // 32))
+    tiles = (weight_tile(words, scales, live, ks, end, 0, WORDS, W),)
     for number in tl.static_range(1, AHEAD):
-        place, of_it = words + number * (STEP // EACH), scales
-        if SCALED:
-            of_it = scales + number * (STEP // 32)
-        tile = weight_tile(place, of_it, live, ks + number * STEP, end, number, STEPS, WORDS, EVEN, FORMAT)
+        place, of_it = words + number * (W.step // EACH), scales
+        if W.scaled:
+            of_it = scales + number * (W.step // 32)
+        tile = weight_tile(place, of_it, live, ks + number * W.step, end, number, WORDS, W)
         tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005
     return tiles, words, scales
 
 
 @triton.jit
-def within(
-    inputs, step, number, at, end,
-    STEPS: tl.constexpr, AHEAD: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
+def within(inputs, step, number, at, end, W: tl.constexpr):
     """Which inputs of a step there are."""
-    if not EVEN:
-        return inputs + (step * STEP + at) < end
-    elif STEPS % AHEAD:
-        return (inputs >= 0) & (step + number < STEPS)
+    if not W.even:
+        return inputs + (step * W.step + at) < end
+    elif W.steps % W.ahead:
+        return (inputs >= 0) & (step + number < W.steps)
     else:
         return inputs >= 0
 
 
 @triton.jit
-def product(
-    tiles, words, scales, live, x, norm, eps, rows, first, end,
-    INPUTS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr,
-    RUN: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, NORM: tl.constexpr, DOT: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """STEPS steps of weights times the rows at x -> [BLOCK, 16]. `tiles`, `words`, `scales`: of `first_tiles`."""
-    WARPS: tl.constexpr = SLICES * PARTS
-    STEP: tl.constexpr = SLICES * 4 * RUN
+def product(tiles, words, scales, live, x, norm, eps, rows, first, end, W: tl.constexpr, NORM: tl.constexpr):
+    """A program's weights times the rows at x -> [W.block, 16]. `tiles`, `words`, `scales`: of `first_tiles`."""
+    WARPS: tl.constexpr = W.warps
+    AHEAD: tl.constexpr = W.ahead
     GROUPS: tl.constexpr = words.shape[0] // (WARPS * 32)
     N: tl.constexpr = GROUPS * 8
     WORDS: tl.constexpr = tiles[0][0].shape[1]
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
-    BLOCKS: tl.constexpr = 4 if FORMAT == "int4" else 1  # of inputs that a thread has some of
-    PIECE: tl.constexpr = RUN // BLOCKS
+    BLOCKS: tl.constexpr = 4 if W.format == "int4" else 1  # of inputs that a thread has some of
+    PIECE: tl.constexpr = W.run // BLOCKS
     # Not in the interpreter, which knows no assembly and multiplies in float32.
-    IN_TURN: tl.constexpr = (FORMAT == "plain" or (FORMAT == "int8" and not PDL)) and DOT is tl.bfloat16
-    SCALED: tl.constexpr = FORMAT == "int8" or FORMAT == "int4"  # by blocks
+    IN_TURN: tl.constexpr = (W.format == "plain" or (W.format == "int8" and not W.pdl)) and W.dot is tl.bfloat16
     RUNS_OF: tl.constexpr = PIECE // VECTOR  # loads of a row that give a thread its inputs
-    ks, last = thread_inputs(first, GROUPS, PARTS, SLICES, RUN, RUN), stored(end, FORMAT)
+    ks, last = thread_inputs(first, GROUPS, W.run, W), stored(end, W)
     at_rows, at_gains = tl.arange(0, RUNS_OF * WARPS * 64)[:, None], tl.arange(0, RUNS_OF * WARPS * 32)[:, None]
-    inputs = thread_inputs(first, RUNS_OF * 2, PARTS, SLICES, RUN, PIECE) + at_rows // (WARPS * 64) * VECTOR
-    gained = thread_inputs(first, RUNS_OF, PARTS, SLICES, RUN, PIECE) + at_gains // (WARPS * 32) * VECTOR
+    inputs = thread_inputs(first, RUNS_OF * 2, PIECE, W) + at_rows // (WARPS * 64) * VECTOR
+    gained = thread_inputs(first, RUNS_OF, PIECE, W) + at_gains // (WARPS * 32) * VECTOR
     element = tl.arange(0, VECTOR)[None, :]
     row = at_rows // 4 % 8 + at_rows // (WARPS * 32) % 2 * 8
-    cells = x + (row * INPUTS + inputs)  # of [RUNS_OF, 2, warps, 8, 4]
+    cells = x + (row * W.inputs + inputs)  # of [RUNS_OF, 2, warps, 8, 4]
     gains = norm + gained if NORM else cells  # of [RUNS_OF, 1, warps, 8, 4]: a thread loads what it needs
     sums = tl.zeros([WARPS, N, _MAX_ROWS], tl.float32)
     squares = tl.zeros([WARPS, _MAX_ROWS, _MAX_ROWS], tl.float32)
-    for step in tl.range(0, STEPS, AHEAD, num_stages=1):
+    for step in tl.range(0, W.steps, AHEAD, num_stages=1):
         for number in tl.static_range(AHEAD):
-            if STEPS > AHEAD and number % ((AHEAD + 1) // 2) == 0 and IN_TURN:
+            if W.steps > AHEAD and number % ((AHEAD + 1) // 2) == 0 and IN_TURN:
                 # Or the compiler puts off all loads of weights to the end of the loop; without dependents int8 spills.
                 in_turn()
             for block in tl.static_range(BLOCKS):
-                at = number * STEP + block * 4 * PIECE
+                at = number * W.step + block * 4 * PIECE
                 w, scale = tiles[0][0].reshape(GROUPS, WARPS, 8, 4, WORDS), tiles[0][1]
                 scale = scale.reshape(GROUPS, WARPS, 8, 4, scale.shape[1])
-                w, scale = of_block(w, scale, block, FORMAT)
-                w = left_operand(w, scale, PIECE, FORMAT, DOT)
-                inside = within(inputs, step, number, at, end, STEPS, AHEAD, STEP, EVEN)
-                values = tl.load(cells + (at + element), mask=(row < rows) & inside, other=0).to(DOT)
+                w, scale = of_block(w, scale, block, W)
+                w = left_operand(w, scale, PIECE, W)
+                inside = within(inputs, step, number, at, end, W)
+                values = tl.load(cells + (at + element), mask=(row < rows) & inside, other=0).to(W.dot)
                 values = values.reshape(RUNS_OF, 2, WARPS, 8, 4, VECTOR)
                 if NORM:
                     columns = values.permute(2, 1, 3, 4, 0, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
                     columns = in_order(columns, PIECE, 2)
                     squares = tl.dot(columns, columns.permute(0, 2, 1), squares, input_precision="ieee")
-                    inside = within(gained, step, number, at, end, STEPS, AHEAD, STEP, EVEN)
+                    inside = within(gained, step, number, at, end, W)
                     gain = tl.load(gains + (at + element), mask=inside, other=0).to(tl.float32)
-                    values = (values.to(tl.float32) * gain.reshape(RUNS_OF, 1, WARPS, 8, 4, VECTOR)).to(DOT)
+                    values = (values.to(tl.float32) * gain.reshape(RUNS_OF, 1, WARPS, 8, 4, VECTOR)).to(W.dot)
                 values = values.permute(2, 1, 3, 4, 0, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
                 columns = in_order(values, PIECE, 4).permute(0, 2, 1)
-                if FORMAT == "int4":
-                    ones, same = tl.full([WARPS, N, 4 * PIECE], 1, DOT), in_order(values, PIECE, 2).permute(0, 2, 1)
+                if W.format == "int4":
+                    ones, same = tl.full([WARPS, N, 4 * PIECE], 1, W.dot), in_order(values, PIECE, 2).permute(0, 2, 1)
                     factor, more = int4.factors_of(scale)
                     sums += scaled(tl.dot(w, columns, input_precision="ieee"), factor)
                     sums += scaled(tl.dot(ones, same, input_precision="ieee"), more)
                 else:
                     sums = tl.dot(w, columns, sums, input_precision="ieee")
-            if STEPS > AHEAD:
-                place = words + (number + AHEAD) * (STEP * WORDS // RUN)
-                of_it = scales + (number + AHEAD) * (STEP // 32) if SCALED else scales
-                there, later = ks + (step + number + AHEAD) * STEP, step + number + AHEAD
-                tile = weight_tile(place, of_it, live, there, last, later, STEPS, WORDS, EVEN, FORMAT)
+            if W.steps > AHEAD:
+                place = words + (number + AHEAD) * (W.step * WORDS // W.run)
+                of_it = scales + (number + AHEAD) * (W.step // 32) if W.scaled else scales
+                there, later = ks + (step + number + AHEAD) * W.step, step + number + AHEAD
+                tile = weight_tile(place, of_it, live, there, last, later, WORDS, W)
                 tiles = tiles[1:] + (tile,)  # noqa: RUF005
             else:
                 tiles = tiles[1:] + (tiles[0],)  # noqa: RUF005
-        words += AHEAD * (STEP * WORDS // RUN)
-        if SCALED:
-            scales += AHEAD * (STEP // 32)
-        cells += AHEAD * STEP
-        gains += AHEAD * STEP
-    if FORMAT == "fp8":
+        words += AHEAD * (W.step * WORDS // W.run)
+        if W.scaled:
+            scales += AHEAD * (W.step // 32)
+        cells += AHEAD * W.step
+        gains += AHEAD * W.step
+    if W.format == "fp8":
         sums = scaled(sums, scales.reshape(GROUPS, WARPS, 8, 4, 1))
-    y = tl.sum(sums.reshape(SLICES, PARTS, N, _MAX_ROWS), axis=0).reshape(PARTS * N, _MAX_ROWS)
+    y = tl.sum(sums.reshape(W.slices, W.parts, N, _MAX_ROWS), axis=0).reshape(W.parts * N, _MAX_ROWS)
     if NORM:
-        # Each row times itself; the warps of PARTS have all added up the same, so that this is a multiple, exactly.
+        # Each row times itself; the warps of W.parts have all added up the same, so that this is a multiple, exactly.
         one = tl.arange(0, _MAX_ROWS)
         square = tl.sum(tl.where(one[:, None] == one[None, :], tl.sum(squares, axis=0), 0.0), axis=0)
-        y = y * tl.rsqrt(square * (1.0 / PARTS) / INPUTS + eps)[None, :]
+        y = y * tl.rsqrt(square * (1.0 / W.parts) / W.inputs + eps)[None, :]
     return y
 
 
@@ -337,25 +346,18 @@ def placed(rows, state, WIDTH: tl.constexpr, AT: tl.constexpr):
 @triton.jit
 def multiply(
     x, norm, eps, weight, scale, outputs, live, state, first, end,
-    INPUTS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr,
-    RUN: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, NORM: tl.constexpr, X_AT: tl.constexpr,
-    DOT: tl.constexpr, PDL: tl.constexpr,
+    W: tl.constexpr, NORM: tl.constexpr, X_AT: tl.constexpr,
 ):  # fmt: skip
-    """W x for those `outputs` (of `program_outputs`) that are `live`, inputs from `first` to `end` -> [BLOCK, 16].
+    """W x for those `outputs` (of `program_outputs`) that are `live`, inputs from `first` to `end` -> [W.block, 16].
 
-    And how many rows there are. EVEN: the inputs are whole steps.
+    And how many rows there are.
     """
-    tiles, words, scales = first_tiles(
-        weight, scale, outputs, live, first, end, INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT
-    )
-    if PDL:
+    tiles, words, scales = first_tiles(weight, scale, outputs, live, first, end, W)
+    if W.pdl:
         gdc_wait()
         gdc_launch_dependents()
     rows = tl.load(state + _ROWS)
-    y = product(
-        tiles, words, scales, live, placed(x, state, INPUTS, X_AT), norm, eps, rows, first, end,
-        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, NORM, DOT, PDL,
-    )  # fmt: skip
+    y = product(tiles, words, scales, live, placed(x, state, W.inputs, X_AT), norm, eps, rows, first, end, W, NORM)
     return y, rows
 
 
@@ -371,52 +373,50 @@ def below(outputs, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def linear_kernel(
     x, norm, eps, weight, scale, bias, residual, out, rounded, state,
-    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr,
-    PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
-    SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, ROUND: tl.constexpr,
-    X_AT: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, TILES: tl.constexpr, DOT: tl.constexpr,
-    PDL: tl.constexpr,
+    W: tl.constexpr, SPLITS: tl.constexpr, X_AT: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr,
+    TILES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (TILES * outputs / BLOCK, SPLITS). With SPLITS > 1 `out` is the partial sums, float32 [TILES, SPLITS, 16,
+    """Grid (TILES * outputs / W.block, SPLITS). With SPLITS > 1 `out` is the partial sums, float32 [TILES, SPLITS, 16,
     outputs]."""
-    OF_SPLIT: tl.constexpr = STEPS * SLICES * 4 * RUN
-    split, program = tl.program_id(1), tl.program_id(0)
-    if TILES > 1:
-        tile, program = program % TILES, program // TILES
-        state += tile * _WORDS
-        x += tile * (_MAX_ROWS * INPUTS)
-        out += tile * (SPLITS * _MAX_ROWS * OUTPUTS)
-        if ADD:
-            residual += tile * (_MAX_ROWS * OUTPUTS)
-        if ROUND:
-            rounded += tile * (_MAX_ROWS * OUTPUTS)
-    outputs = program * BLOCK + program_outputs(BLOCK, PARTS, SLICES)
-    end = INPUTS if SPLITS == 1 else tl.minimum((split + 1) * OF_SPLIT, INPUTS)
+    OF_SPLIT: tl.constexpr = W.steps * W.step
+    tile, program = tile_of_program(TILES)
+    split = tl.program_id(1)
+    state += tile * _WORDS
+    outputs = program * W.block + program_outputs(W)
+    end = W.inputs if SPLITS == 1 else tl.minimum((split + 1) * OF_SPLIT, W.inputs)
     y, rows = multiply(
-        x, norm, eps, weight, scale, outputs, below(outputs, OUTPUTS, BLOCK), state, split * OF_SPLIT, end,
-        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, NORM, X_AT, DOT, PDL,
+        x + tile * (_MAX_ROWS * W.inputs), norm, eps, weight, scale, outputs, below(outputs, W.outputs, W.block), state,
+        split * OF_SPLIT, end, W, norm is not None, X_AT,
     )  # fmt: skip
-    outputs = program * BLOCK + tl.arange(0, BLOCK)
-    live = outputs < OUTPUTS
+    outputs = program * W.block + tl.arange(0, W.block)
+    live = outputs < W.outputs
     row = tl.arange(0, _MAX_ROWS)[None, :]
-    place, mask = row * OUTPUTS + outputs[:, None], live[:, None] & (row < rows)
+    place, mask = row * W.outputs + outputs[:, None], live[:, None] & (row < rows)
     if SPLITS > 1:
-        tl.store(out + split * (_MAX_ROWS * OUTPUTS) + place, y, mask=mask)
+        tl.store(out + (tile * SPLITS + split) * (_MAX_ROWS * W.outputs) + place, y, mask=mask)
     else:
-        if BIAS:
+        place += tile * (_MAX_ROWS * W.outputs)
+        if bias is not None:
             y += tl.load(bias + outputs, mask=live, other=0).to(tl.float32)[:, None]
-        if ADD:
-            y = tl.load(placed(residual, state, OUTPUTS, ADD_AT) + place, mask=mask, other=0).to(tl.float32) + y
-        tl.store(placed(out, state, OUTPUTS, OUT_AT) + place, y.to(out.dtype.element_ty), mask=mask)
-        if ROUND:
-            tl.store(rounded + place, y.to(rounded.dtype.element_ty), mask=mask)
+        left(y, residual, out, rounded, place, mask, state, W.outputs, ADD_AT, OUT_AT)
+
+
+@triton.jit
+def left(
+    y, residual, out, rounded, place, mask, state, OUTPUTS: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr
+):  # fmt: skip
+    """What a linear layer leaves of its sums: the rows, and these rounded."""
+    if residual is not None:
+        y = tl.load(placed(residual, state, OUTPUTS, ADD_AT) + place, mask=mask, other=0).to(tl.float32) + y
+    tl.store(placed(out, state, OUTPUTS, OUT_AT) + place, y.to(out.dtype.element_ty), mask=mask)
+    if rounded is not None:
+        tl.store(rounded + place, y.to(rounded.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def reduce_splits_kernel(
-    partial, bias, residual, out, rounded, state,
-    OUTPUTS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-    ROUND: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
+    partial, bias, residual, out, rounded, state, OUTPUTS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+    ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, TILES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = (residual +) partial[0] + partial[1] + ... (+ bias), in that order. Grid (outputs / BLOCK, 16 * TILES)."""
     outputs, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
@@ -424,27 +424,16 @@ def reduce_splits_kernel(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    if TILES > 1:
-        tile, row = row // _MAX_ROWS, row % _MAX_ROWS
-        state += tile * _WORDS
-        partial += tile * (SPLITS * _MAX_ROWS * OUTPUTS)
-        out += tile * (_MAX_ROWS * OUTPUTS)
-        if ADD:
-            residual += tile * (_MAX_ROWS * OUTPUTS)
-        if ROUND:
-            rounded += tile * (_MAX_ROWS * OUTPUTS)
-    if row < tl.load(state + _ROWS):
+    tile = row // _MAX_ROWS if TILES > 1 else 0
+    if row - tile * _MAX_ROWS < tl.load(state + tile * _WORDS + _ROWS):
         place = row * OUTPUTS + outputs
+        partial += tile * ((SPLITS - 1) * _MAX_ROWS * OUTPUTS)
         y = tl.zeros([BLOCK], tl.float32)
         for split in tl.static_range(SPLITS):
             y += tl.load(partial + split * (_MAX_ROWS * OUTPUTS) + place, mask=live, other=0)
-        if BIAS:
+        if bias is not None:
             y += tl.load(bias + outputs, mask=live, other=0).to(tl.float32)
-        if ADD:
-            y = tl.load(placed(residual, state, OUTPUTS, ADD_AT) + place, mask=live, other=0).to(tl.float32) + y
-        tl.store(placed(out, state, OUTPUTS, OUT_AT) + place, y.to(out.dtype.element_ty), mask=live)
-        if ROUND:
-            tl.store(rounded + place, y.to(rounded.dtype.element_ty), mask=live)
+        left(y, residual, out, rounded, place, live, state, OUTPUTS, ADD_AT, OUT_AT)
 
 
 class Weight(NamedTuple):
@@ -544,20 +533,13 @@ def launch(weight: Weight, cut: Tiling, x: Tensor, pdl: bool, crowded: bool = Fa
     share = CROWDED.get(weight.format, 1) if crowded else 1
     if crowded and not pdl and weight.format in ("plain", "int8"):  # whose loops have barriers then
         share -= 1 / 3
-    return {
-        "BLOCK": cut.block,
-        "STEPS": cut.steps(weight.inputs),
-        "AHEAD": cut.ahead(weight.inputs, share),
-        "PARTS": cut.parts,
-        "SLICES": cut.slices,
-        "RUN": cut.run,
-        "EVEN": weight.inputs % (cut.step * cut.splits) == 0,
-        "FORMAT": weight.format,
-        "num_warps": cut.warps,
-        "launch_pdl": pdl,
-        # Three programs to a multiprocessor. Left alone the assembler spills some registers for a fourth.
-        **({"maxnreg": 168} if weight.format in ("int8", "fp8") and cut.block > 16 else {}),
-    }
+    matrix = Matrix(
+        weight.outputs, weight.inputs, weight.format, *cut[:4], cut.steps(weight.inputs),
+        cut.ahead(weight.inputs, share), weight.inputs % (cut.step * cut.splits) == 0, dot_type(weight), pdl,
+    )  # fmt: skip
+    # Three programs to a multiprocessor. Left alone the assembler spills some registers for a fourth.
+    limit = {"maxnreg": 168} if weight.format in ("int8", "fp8") and cut.block > 16 else {}
+    return {"W": matrix, "num_warps": cut.warps, "launch_pdl": pdl, **limit}
 
 
 def at_positions(rows: Tensor, texts: Texts | None = None) -> bool:
@@ -588,36 +570,23 @@ def linear(
     texts: rows of several texts, [16 * tiles, n].
     """
     cut, tiles = cut or tiling(weight), tiles_of(texts)
-    shared = {"OUTPUTS": weight.outputs, "BIAS": bias is not None, "ADD": residual is not None}
-    shared |= {"ROUND": rounded is not None}
-    shared |= {"ADD_AT": residual is not None and at_positions(residual, texts), "OUT_AT": at_positions(out, texts)}
-    shared |= {"TILES": tiles, "PDL": pdl}
     target = out if cut.splits == 1 else partial
     assert target is not None, "a matrix cut along K needs room for its partial sums"
     assert cut.splits == 1 or norm is None, "the norm's sum of squares spans all of K"
+    places = {"ADD_AT": residual is not None and at_positions(residual, texts), "OUT_AT": at_positions(out, texts)}
     # As in `launch`. With dependents int4 spills because of a limit, but where K is cut it spills without.
     limits = {"plain": 168, "int4": 200 if cut.splits > 1 else None if pdl else 168}
     limit = {"maxnreg": limits[weight.format]} if limits.get(weight.format) else {}
     linear_kernel[(tiles * triton.cdiv(weight.outputs, cut.block), cut.splits)](
         x, norm, eps, weight.values, weight.scales, bias, residual, target, rounded, state,
-        INPUTS=weight.inputs, SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x, texts),
-        DOT=dot_type(weight),
-        **launch(weight, cut, x, pdl), **limit, **shared,
+        SPLITS=cut.splits, X_AT=at_positions(x, texts), TILES=tiles, **launch(weight, cut, x, pdl), **limit, **places,
     )  # fmt: skip
     if cut.splits > 1:
         reduce_splits_kernel[(triton.cdiv(weight.outputs, 128), MAX_ROWS * tiles)](
-            partial,
-            bias,
-            residual,
-            out,
-            rounded,
-            state,
-            SPLITS=cut.splits,
-            BLOCK=128,
-            num_warps=4,
-            launch_pdl=pdl,
-            **shared,
-        )
+            partial, bias, residual, out, rounded, state,
+            OUTPUTS=weight.outputs, SPLITS=cut.splits, BLOCK=128, TILES=tiles, PDL=pdl, num_warps=4, launch_pdl=pdl,
+            **places,
+        )  # fmt: skip
 
 
 def normalise_twin(x: Tensor, norm: Tensor, eps: float) -> Tensor:

@@ -18,14 +18,13 @@ import triton.language as tl
 from torch import Tensor
 
 from . import int4
+from .cache import PAGE, cell_of_seat, heads_of
 from .linear import Weight, dot_type
-from .qkv import HeadNorms, normed_head
-from .texts import PAGE, seat_of
+from .qkv import left, normed, turned
 
 OUTPUTS_BLOCK, ROWS_BLOCK, STEP = 128, 128, 64
 WARPS, STAGES = 8, {"plain": 3, "int8": 3, "int4": 2, "fp8": 3}  # a step of int4 is twice as long
-_ROWS_BLOCK = tl.constexpr(ROWS_BLOCK)
-_STEP, _GROUP, _PAGE = tl.constexpr(STEP), tl.constexpr(int4.GROUP), tl.constexpr(PAGE)
+_ROWS_BLOCK, _STEP, _GROUP, _PAGE = map(tl.constexpr, (ROWS_BLOCK, STEP, int4.GROUP, PAGE))
 
 
 @triton.jit
@@ -90,8 +89,7 @@ def product(
 @triton.jit(do_not_specialize=["rows"])
 def prompt_linear_kernel(
     x, weight, scale, bias, residual, out, rows,
-    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
-    BIAS: tl.constexpr, ADD: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Grid (outputs / BLOCK, rows / ROWS_BLOCK)."""
     outputs, first = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1) * _ROWS_BLOCK
@@ -99,9 +97,9 @@ def prompt_linear_kernel(
     y = product(x, weight, scale, outputs, live, first, rows, INPUTS, FORMAT, DOT)
     row = (first + tl.arange(0, _ROWS_BLOCK))[None, :]
     place, mask = row.to(tl.int64) * OUTPUTS + outputs[:, None], live[:, None] & (row < rows)
-    if BIAS:
+    if bias is not None:
         y += tl.load(bias + outputs, mask=live, other=0).to(tl.float32)[:, None]
-    if ADD:
+    if residual is not None:
         y = tl.load(residual + place, mask=mask, other=0).to(tl.float32) + y
     tl.store(out + place, y.to(out.dtype.element_ty), mask=mask)
 
@@ -125,46 +123,37 @@ def prompt_swiglu_kernel(
 
 @triton.jit(do_not_specialize=["rows", "start"])
 def prompt_qkv_kernel(
-    x, weight, scale, kv_weight, kv_scale, bias, query_norm, key_norm, eps, cosines, sines, queries, keys, values,
-    pages, rows, start, capacity,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
-    BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr, FORMAT: tl.constexpr,
-    KV: tl.constexpr, KV_FORMAT: tl.constexpr, PAGED: tl.constexpr, DOT: tl.constexpr,
+    x, weight, scale, kv_weight, kv_scale, bias, norms, eps, rotations, queries, cache, pages, rows, start,
+    HEADS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr, KV_FORMAT: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """Grid (outputs / BLOCK, rows / ROWS_BLOCK): as in qkv.py."""
     HALF: tl.constexpr = BLOCK // 2
-    PARTS: tl.constexpr = HEAD_DIM // BLOCK
+    PARTS: tl.constexpr = HEADS.dim // BLOCK
     head, part, first = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(1) * _ROWS_BLOCK
     lane = tl.arange(0, BLOCK)
-    outputs = head * HEAD_DIM + part * HALF + lane % HALF + (lane // HALF) * (HEAD_DIM // 2)
-    if KV and head >= HEADS:
-        other = outputs - HEADS * HEAD_DIM
+    outputs = head * HEADS.dim + part * HALF + lane % HALF + (lane // HALF) * (HEADS.dim // 2)
+    if kv_weight is not None and head >= HEADS.queries:
+        other = outputs - HEADS.queries * HEADS.dim
         y = product(x, kv_weight, kv_scale, other, lane < BLOCK, first, rows, INPUTS, KV_FORMAT, DOT)
     else:
         y = product(x, weight, scale, outputs, lane < BLOCK, first, rows, INPUTS, FORMAT, DOT)
-    if BIAS:
+    if bias is not None:
         y += tl.load(bias + outputs).to(tl.float32)[:, None]
     a, b = tl.split(y.reshape([2, HALF, _ROWS_BLOCK]).permute(1, 2, 0))
     channel = (part * HALF + tl.arange(0, HALF))[:, None]
     row = (first + tl.arange(0, _ROWS_BLOCK))[None, :]
-    position, live = start + row, (row < rows) & (channel < HEAD_DIM)
-    if NORMS and head < HEADS + KV_HEADS:
-        a, b = normed_head(a, b, query_norm if head < HEADS else key_norm, channel, eps, HEAD_DIM)
-    if ROTARY and head < HEADS + KV_HEADS:
-        angle = position * (HEAD_DIM // 2) + channel
-        cos, sin = tl.load(cosines + angle, mask=live, other=0), tl.load(sines + angle, mask=live, other=0)
-        a, b = a * cos - b * sin, b * cos + a * sin
-    if head < HEADS:
-        query = queries + (row.to(tl.int64) * HEADS + head) * HEAD_DIM + channel
-        tl.store(query, a.to(queries.dtype.element_ty), mask=live)
-        tl.store(query + HEAD_DIM // 2, b.to(queries.dtype.element_ty), mask=live)
+    position, live = start + row, (row < rows) & (channel < HEADS.dim)
+    if head < HEADS.queries + HEADS.kv:
+        if norms is not None:
+            a, b = normed(a, b, norms + (head >= HEADS.queries) * HEADS.dim, channel, eps, HEADS.dim)
+        if rotations is not None:
+            a, b = turned(a, b, rotations, position, channel, live, HEADS.dim)
+    if head < HEADS.queries:
+        left(queries + (row.to(tl.int64) * HEADS.queries + head) * HEADS.dim + channel, a, b, live, HEADS.dim)
     else:
-        kv_head = (head - HEADS) % KV_HEADS
-        cache = keys if head < HEADS + KV_HEADS else values
-        seat = seat_of(pages, position, _PAGE, row < rows) if PAGED else position
-        cell = cache + (kv_head.to(tl.int64) * capacity + seat) * HEAD_DIM + channel
-        tl.store(cell, a.to(keys.dtype.element_ty), mask=live)
-        tl.store(cell + HEAD_DIM // 2, b.to(keys.dtype.element_ty), mask=live)
+        seat = tl.load(pages + position // _PAGE, mask=row < rows, other=0) * _PAGE + position % _PAGE
+        left(cache + cell_of_seat(seat, head - HEADS.queries, HEADS) + channel, a, b, live, HEADS.dim)
 
 
 def normalise(x: Tensor, norm: Tensor, eps: float, out: Tensor) -> None:
@@ -179,8 +168,8 @@ def prompt_linear(
     grid = (triton.cdiv(weight.outputs, OUTPUTS_BLOCK), triton.cdiv(len(x), ROWS_BLOCK))
     prompt_linear_kernel[grid](
         x, weight.values, weight.scales, bias, residual, out, len(x), OUTPUTS=weight.outputs, INPUTS=weight.inputs,
-        BLOCK=OUTPUTS_BLOCK, BIAS=bias is not None, ADD=residual is not None, FORMAT=weight.format,
-        DOT=dot_type(weight), num_warps=WARPS, num_stages=STAGES[weight.format],
+        BLOCK=OUTPUTS_BLOCK, FORMAT=weight.format, DOT=dot_type(weight), num_warps=WARPS,
+        num_stages=STAGES[weight.format],
     )  # fmt: skip
 
 
@@ -194,26 +183,17 @@ def prompt_swiglu(x: Tensor, weight: Weight, out: Tensor) -> None:
 
 
 def prompt_qkv(
-    x: Tensor, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
-    queries: Tensor, keys: Tensor, values: Tensor, start: int,
-    *, kv: Weight | None = None, norms: HeadNorms | None = None, eps: float = 0.0, rotary: bool = True,
-    pages: Tensor | None = None,
+    x: Tensor, weight: Weight, bias: Tensor | None, rotations: Tensor | None, queries: Tensor, cache: Tensor,
+    pages: Tensor, start: int, *, kv: Weight | None = None, norms: Tensor | None = None, eps: float = 0.0,
 ) -> None:  # fmt: skip
-    """queries [rows, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2].
-
-    kv: as in `qkv`. eps: of the norms of heads. pages: the text's page table; keys and values are by seat (texts.py).
-    """
-    heads, head_dim = queries.shape[1:]
-    block = next(size for size in (OUTPUTS_BLOCK, 64, 32, 16) if head_dim % size == 0)
-    assert norms is None or block == head_dim, "a head that has a norm is computed by one program"
-    query_norm, key_norm = norms or (None, None)
+    """As `qkv`: queries [rows, heads, head_dim]. pages: the text's page table. eps: of the norms of heads."""
+    heads = heads_of(queries, cache)
+    block = next(size for size in (OUTPUTS_BLOCK, 64, 32, 16) if heads.dim % size == 0)
+    assert norms is None or block == heads.dim, "a head that has a norm is computed by one program"
     outputs = weight.outputs + (kv.outputs if kv else 0)
     prompt_qkv_kernel[(outputs // block, triton.cdiv(len(x), ROWS_BLOCK))](
-        x, weight.values, weight.scales, *(kv or (None, None))[:2], bias, query_norm, key_norm, eps, cosines, sines,
-        queries, keys, values, pages, len(x), start, keys.shape[1],
-        HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, BLOCK=block,
-        BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
-        FORMAT=weight.format, KV=kv is not None, KV_FORMAT=(kv or weight).format,
-        PAGED=pages is not None, DOT=dot_type(weight),
+        x, weight.values, weight.scales, *(kv or (None, None))[:2], bias, norms, eps, rotations, queries, cache, pages,
+        len(x), start, HEADS=heads, INPUTS=weight.inputs, BLOCK=block, FORMAT=weight.format,
+        KV_FORMAT=(kv or weight).format, DOT=dot_type(weight),
         num_warps=WARPS if block >= 64 else 4, num_stages=STAGES[(kv or weight).format],
     )  # fmt: skip

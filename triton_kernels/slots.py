@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import score_scale
+from .cache import Heads
 
 TILE = 64
 LEAST_QUERIES = 16  # that tl.dot takes
@@ -109,8 +109,8 @@ def attend_slots(
     out = torch.empty_like(q)
     group = heads // kv_heads
     slots_kernel[(slots, kv_heads)](
-        q, keys, values, out, positions, capacity, score_scale(head_dim), KV_HEADS=kv_heads, GROUP=group,
-        QUERIES=max(LEAST_QUERIES, triton.next_power_of_2(group)), HEAD_DIM=head_dim,
+        q, keys, values, out, positions, capacity, Heads(heads, kv_heads, head_dim).scale, KV_HEADS=kv_heads,
+        GROUP=group, QUERIES=max(LEAST_QUERIES, triton.next_power_of_2(group)), HEAD_DIM=head_dim,
         WIDTH=max(LEAST_QUERIES, triton.next_power_of_2(head_dim)), WINDOW=window or 0, TILE=TILE,
         num_warps=4, num_stages=2,
     )  # fmt: skip

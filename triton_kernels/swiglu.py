@@ -11,44 +11,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import (
-    Weight,
-    at_positions,
-    below,
-    dot_type,
-    launch,
-    multiply,
-    program_outputs,
-    tiles_of,
-    tiling,
-)
+from .linear import Weight, at_positions, below, launch, multiply, program_outputs, tiles_of, tiling
 from .state import MAX_ROWS, WORDS
-from .texts import Texts
+from .texts import Texts, tile_of_program
 
 _MAX_ROWS, _WORDS = tl.constexpr(MAX_ROWS), tl.constexpr(WORDS)
 
 
 @triton.jit
 def swiglu_kernel(
-    x, norm, eps, weight, scale, out, state,
-    INNER: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
-    STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
-    EVEN: tl.constexpr, FORMAT: tl.constexpr, X_AT: tl.constexpr, TILES: tl.constexpr, DOT: tl.constexpr,
-    PDL: tl.constexpr,
+    x, norm, eps, weight, scale, out, state, W: tl.constexpr, X_AT: tl.constexpr, TILES: tl.constexpr
 ):  # fmt: skip
-    """Grid (TILES * inner / (BLOCK / 2))."""
-    HALF: tl.constexpr = BLOCK // 2
-    program = tl.program_id(0)
-    if TILES > 1:
-        tile, program = program % TILES, program // TILES
-        state += tile * _WORDS
-        x += tile * (_MAX_ROWS * INPUTS)
-        out += tile * (_MAX_ROWS * INNER)
-    first, lane = program * HALF, program_outputs(BLOCK, PARTS, SLICES)
+    """Grid (TILES * inner / (W.block / 2))."""
+    HALF: tl.constexpr = W.block // 2
+    INNER: tl.constexpr = W.outputs // 2
+    tile, program = tile_of_program(TILES)
+    x += tile * (_MAX_ROWS * W.inputs)
+    out += tile * (_MAX_ROWS * INNER)
+    first, lane = program * HALF, program_outputs(W)
     inner = first + lane % HALF
     y, rows = multiply(
-        x, norm, eps, weight, scale, inner + (lane // HALF) * INNER, below(inner, INNER, HALF), state, 0, INPUTS,
-        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, True, X_AT, DOT, PDL,
+        x, norm, eps, weight, scale, inner + (lane // HALF) * INNER, below(inner, INNER, HALF), state + tile * _WORDS,
+        0, W.inputs, W, True, X_AT,
     )  # fmt: skip
     gate, up = tl.split(y.reshape([2, HALF, _MAX_ROWS]).permute(1, 2, 0))  # [HALF, 16] each
     row = tl.arange(0, _MAX_ROWS)[None, :]
@@ -62,10 +46,8 @@ def swiglu(
     texts: Texts | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """out [16, inner] for the first state[ROWS] rows. texts: as in `linear`."""
-    inner, cut = weight.outputs // 2, tiling(weight)._replace(splits=1)
-    swiglu_kernel[(tiles_of(texts) * triton.cdiv(inner, cut.block // 2),)](
+    cut = tiling(weight)._replace(splits=1)
+    swiglu_kernel[(tiles_of(texts) * triton.cdiv(weight.outputs // 2, cut.block // 2),)](
         x, norm, eps, weight.values, weight.scales, out, state,
-        INNER=inner, INPUTS=weight.inputs, X_AT=at_positions(x, texts), TILES=tiles_of(texts), DOT=dot_type(weight),
-        PDL=pdl,
-        **launch(weight, cut, x, pdl),
+        X_AT=at_positions(x, texts), TILES=tiles_of(texts), **launch(weight, cut, x, pdl),
     )  # fmt: skip

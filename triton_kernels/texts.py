@@ -2,8 +2,7 @@
 
     rows    int32 [16 * tiles, TEXT_WORDS]: of each row its position, the seat of its key and value, where its text's
             page table begins in `tables`, and how a token is drawn from it
-    tables  int32: page tables one after the other; position p of a text has seat table[p / PAGE] * PAGE + p % PAGE
-    keys, values  [kv_heads, pages * PAGE, head_dim], by seat
+    tables  int32: page tables (cache.py) one after the other; a seat is table[position / PAGE] * PAGE + position % PAGE
 
 A pass's words (state.py) are then [tiles, WORDS], of which ROWS counts: rows [16 t, 16 t + ROWS) are live. Programs of
 the same weights stand side by side in the grid, one for each tile, so that these come from memory once.
@@ -18,16 +17,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .state import MAX_ROWS
+from .state import MAX_ROWS, START
 
 POSITION, SEAT, TABLE = 0, 1, 2
 SEED = 3  # and the next word
 INVERSE = 5  # bits of 1 / T, float32; 0: greedy
 TEXT_WORDS = 8
 
-PAGE = 64  # positions of a page; as attention's tiles, so that one lookup serves a tile
 MOST_TILES = 4
 MOST_ROWS = MOST_TILES * MAX_ROWS
+
+_START, _TEXT_WORDS = tl.constexpr(START), tl.constexpr(TEXT_WORDS)
+_POSITION, _SEAT = tl.constexpr(POSITION), tl.constexpr(SEAT)
 
 
 class Texts(NamedTuple):
@@ -37,6 +38,21 @@ class Texts(NamedTuple):
 
 
 @triton.jit
-def seat_of(tables, position, PAGE: tl.constexpr, mask):
-    """Of positions of one text."""
-    return tl.load(tables + position // PAGE, mask=mask, other=0) * PAGE + position % PAGE
+def tile_of_program(TILES: tl.constexpr):
+    """Which tile of rows a program has, and its number among the tile's; those of the same weights are neighbours."""
+    program = tl.program_id(0)
+    if TILES > 1:
+        return program % TILES, program // TILES
+    else:
+        return 0, program
+
+
+@triton.jit
+def stands_at(texts, state, row, rows):
+    """Of each row its position, and the seat of its key and value. texts: of the tile; None: all are one text's."""
+    if texts is None:
+        position = tl.load(state + _START, volatile=True) + row  # again: it need not wait in a register meanwhile
+        return position, position
+    else:
+        place = texts + row * _TEXT_WORDS
+        return tl.load(place + _POSITION, mask=row < rows, other=0), tl.load(place + _SEAT, mask=row < rows, other=0)

@@ -11,7 +11,8 @@ Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int st
     : schedule_(schedule),
       stages_(stages),
       whole_(whole),
-      text_(schedule.stop_rule, limits, seed) {
+      text_(schedule.stop_rule, limits, seed),
+      phase_(schedule.overlap ? Phase::kFresh : Phase::kIdle) {
   text_.remember(std::move(ngrams));
 }
 
@@ -24,8 +25,8 @@ Round Plan::begin(const std::vector<int>& prompt, int keep, int first) {
 
 Step Plan::next(int64_t drafts_done) {
   if (finished_) return {};
-  if (pending_ && !open_ && flights_.empty()) adopt_pending();
-  if (pending_ && !open_) return {};
+  if (pending_ && !open() && flights_.empty()) adopt_pending();
+  if (pending_ && !open()) return {};
   return schedule_.overlap ? next_overlapped(drafts_done) : next_in_turns();
 }
 
@@ -54,12 +55,11 @@ Step Plan::next_in_turns() {
   const int ahead = by_confidence || repeats_ ? 1 : changes ? kPlannedAhead : kRoundsAhead;
   // The last position before the end needs no draft; a schedule that waits for none still drafts one.
   const int wanted = std::min({std::max(schedule_.first_chunk, int(schedule_.lookahead > 0)), schedule_.lookahead, left - 1});
-  if (!open_) {
+  if (phase_ == Phase::kIdle) {
     // A rule that asks for confidences cannot tell the next round's length before this one's verdict; its first draft can run.
     const bool early = by_confidence && !repeats_ && in_flight == ahead && wanted > 1 && !pending_;
     if (in_flight >= ahead && !early) return {};
-    row_queued_ = false, stopped_ = false;
-    drafts_ = 0;
+    stopped_ = false, drafts_ = 0;
     standing_.clear();
     if (in_flight == 0) copy();
     const int drawn = stopped_ ? 0 : std::max(0, wanted - int(standing_.size()));
@@ -71,10 +71,10 @@ Step Plan::next_in_turns() {
       step.kind = Step::Kind::kRound, step.drafts = drawn;
       return step;
     }
-    open_ = true;
+    phase_ = Phase::kDrafting;
   }
   const int copied = int(std::count_if(standing_.begin(), standing_.end(), [](const Draft& draft) { return draft.copied > 0; }));
-  if (!stopped_ && drafts_ + copied < wanted) {
+  if (phase_ == Phase::kDrafting && !stopped_ && drafts_ + copied < wanted) {
     // One draft is queued beyond the one that the rule is asked about: it runs while the answer travels.
     const bool told = !by_confidence || (in_flight < ahead ? launched_ - asked_ < 2 : drafts_ == 0);
     if (!told) return {};
@@ -84,13 +84,13 @@ Step Plan::next_in_turns() {
     return step;
   }
   if (by_confidence && in_flight >= ahead) return {};
-  if (!row_queued_ && (schedule_.first_chunk > 0 || drafts_ == 0)) {
-    row_queued_ = true;
+  if (phase_ == Phase::kDrafting && (schedule_.first_chunk > 0 || drafts_ == 0)) {
+    phase_ = Phase::kRowQueued;
     const Step step = draft(Step::Kind::kRow);
     asked_ = launched_;
     return step;
   }
-  open_ = false;
+  phase_ = Phase::kIdle;
   asked_ = launched_;
   return pass(launched_ - 1, kMaxRows);
 }
@@ -99,16 +99,18 @@ Step Plan::next_in_turns() {
 
 Step Plan::next_overlapped(int64_t drafts_done) {
   if (std::exchange(look_again_, false)) standing_.clear(), copy();
-  const int64_t standing = launched_ - base_ - taken_;   // draft tokens beyond the committed text, once all have run
+  const int64_t standing = launched_ - judged_;   // draft tokens beyond the committed text, once all have run
   const int most = std::max(1, std::min(schedule_.lookahead, text_.end() - 1 - text_.size()));
   int64_t held = 0;   // rows that passes in flight may hold; they hold one at least, or are void
   for (int rows : flights_) held += rows;
   if (passes_in_flight() < stages_) {
     const int rows = std::min(schedule_.max_chunk + int(held == 0), kMaxRows);
-    const int64_t need = restarted_ ? std::min(schedule_.first_chunk + 1, most) : 1;
-    const int64_t enough = base_ + taken_ + held + need - 1;
-    if (launched_ > enough) return restarted_ = false, pass(std::max(enough, base_), rows);
-    if (stopped_ && standing > held) return restarted_ = false, pass(launched_ - 1, rows);
+    const int64_t need = phase_ == Phase::kFresh ? std::min(schedule_.first_chunk + 1, most) : 1;
+    const int64_t enough = judged_ + held + need;
+    if (launched_ >= enough || (stopped_ && standing > held)) {
+      phase_ = Phase::kFlowing;
+      return pass(std::min(enough, launched_) - 1, rows);
+    }
   }
   const bool needed = flights_.empty() && standing <= 0;
   if ((needed || (!stopped_ && standing < most)) && launched_ - drafts_done < kDraftsAhead) {
@@ -128,7 +130,7 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
   if (finished_) return std::nullopt;
   if (record.committed.empty()) {
     // Not by a rejection, but for want of rows: one more draft step before the next try.
-    if (schedule_.overlap && !void_already) base_ = std::min(drafts_done + 1, launched_), taken_ = 0;
+    if (schedule_.overlap && !void_already) begin_again(drafts_done);
     return std::nullopt;
   }
   if (record.position != text_.size())
@@ -155,21 +157,26 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
   if (schedule_.overlap) {
     stopped_ = false;
     if (rejected) {
-      const int64_t run = std::min(drafts_done, launched_) - base_ - taken_;
+      const int64_t run = std::min(drafts_done, launched_) - judged_;
       round.dropped = int(std::max<int64_t>(0, run - int(round.judged.size())));
-      // The step that may be running began before the verdict was known; the one after it will not.
-      base_ = std::min(drafts_done + 1, launched_), taken_ = 0;
+      begin_again(drafts_done);
       std::fill(flights_.begin(), flights_.end(), 0);   // void
-      restarted_ = true;
+      phase_ = Phase::kFresh;
     } else if (record.copied > 0) {   // rows without a launch of their own: what stands now is known after the next one
-      base_ = std::min(drafts_done + 1, launched_), taken_ = 0;
+      begin_again(drafts_done);
     } else {
-      taken_ += record.rows;
+      judged_ += record.rows;
     }
   } else {
     round.dropped = std::max(0, record.rows - 1 - int(round.judged.size()));
   }
   return round;
+}
+
+// The draft step that may be running began before the verdict was known; the one after it will not.
+void Plan::begin_again(int64_t drafts_done) {
+  judged_ = std::min(drafts_done + 1, launched_);
+  asked_ = std::max(asked_, judged_);
 }
 
 // -- copies ------------------------------------------------------------------------------------------------------------
@@ -204,9 +211,8 @@ bool Plan::needs_confidence() const {
 
 int64_t Plan::wants_confidence() const {
   if (finished_ || !needs_confidence() || stopped_) return -1;
-  const int64_t next = schedule_.overlap ? std::max(asked_, base_) : asked_;
-  const bool mine = schedule_.overlap || (open_ && flights_.empty());   // a chunk is judged before the next is asked about
-  return mine && next < launched_ ? next : -1;
+  const bool mine = schedule_.overlap || (open() && flights_.empty());   // a chunk is judged before the next is asked about
+  return mine && asked_ < launched_ ? asked_ : -1;
 }
 
 void Plan::drafted(const std::optional<Draft>& draft, int position) {
@@ -238,8 +244,8 @@ void Plan::adopt(const Schedule& schedule) {
 
 void Plan::adopt_pending() {
   adopt(*std::exchange(pending_, std::nullopt));
-  base_ = asked_ = launched_, taken_ = 0;
-  restarted_ = true, stopped_ = false;
+  judged_ = asked_ = launched_, stopped_ = false;
+  phase_ = schedule_.overlap ? Phase::kFresh : Phase::kIdle;
 }
 
 }  // namespace ppsd::cuda

@@ -13,6 +13,15 @@
 //   queued as soon as a verification stage is free for it: after the first draft step that surely gives it a row, or
 //   after as many as the schedule wants to wait for. After a rejection that is a step that surely began after it.
 //
+//     phase       next() queues                                   and goes to
+//     kIdle       a whole round as one launch                     kIdle
+//                 or opens a round                                kDrafting
+//     kDrafting   a draft step, until the stop rule has spoken    kDrafting
+//                 then the last draft's row                       kRowQueued
+//     kRowQueued  the pass                                        kIdle
+//     kFresh      draft steps; the epoch's first pass             kFlowing
+//     kFlowing    draft steps and passes                          kFresh, at a rejection
+//
 // Copies (csrc/core/ngrams.h): what may be drafted without the exit head is decided here, on the text
 // that verdicts have told, and offered to the device, which takes it when a draft step or a row begins: as far as the
 // text there agrees, and as far as there is room. An offer that comes late, or half, is only a draft that is missing or
@@ -104,10 +113,15 @@ class Plan {
   bool needs_confidence() const;
   void adopt(const Schedule& schedule);
   void adopt_pending();
+  bool open() const { return phase_ == Phase::kDrafting || phase_ == Phase::kRowQueued; }
+  void begin_again(int64_t drafts_done);
   int most_standing() const { return std::min(std::max(schedule_.lookahead, schedule_.max_chunk), kMaxChunk); }
   std::optional<Draft> to_copy() const { return text_.next_copy(schedule_, standing_, most_standing(), stopped_); }
   void copy();
   void look();
+
+  // Without overlap of the round that is being queued, with overlap of the epoch.
+  enum class Phase { kIdle, kDrafting, kRowQueued, kFresh, kFlowing };
 
   Schedule schedule_;
   std::optional<Schedule> pending_;        // overlap goes on or off when nothing is in flight
@@ -120,9 +134,9 @@ class Plan {
   bool stopped_ = false;                   // the stop rule has spoken
   int64_t asked_ = 0;                      // draft launches that the stop rule has been asked about
 
-  // The round that is being queued, without overlap.
-  bool open_ = false, row_queued_ = false;
-  int drafts_ = 0;                         // its draft steps so far
+  Phase phase_;
+  int drafts_ = 0;                         // draft steps of the round that is being queued
+  int64_t judged_ = 0;                     // with overlap: draft launches from here on surely give rows that await a verdict
 
   std::vector<Draft> standing_;            // beyond the committed text: copies that were offered, and what the head told
   std::optional<Offer> offer_;             // not taken yet
@@ -130,9 +144,6 @@ class Plan {
   bool repeats_ = false;                   // the text that verdicts have told goes on with a copy
   bool look_again_ = false;                // with overlap: a verdict has come since the last offer
 
-  // With overlap: draft launches from base_ on surely began in this epoch; taken_ rows of it have had their verdict.
-  int64_t base_ = 0, taken_ = 0;
-  bool restarted_ = true;
 };
 
 }  // namespace ppsd::cuda

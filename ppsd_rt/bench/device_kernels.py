@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..cuda.buffers import rotations_of
 from ..cuda.launches import decoder_layer
 from ..cuda.stages import DeviceStages
 from ..cuda.weights import QUANTISED, DeviceWeights, weight_bytes
@@ -62,7 +63,7 @@ class DeviceBench:
         self.stages = DeviceStages(weights, context + 64, pdl=pdl)
         generator = torch.Generator(weights.device).manual_seed(1)
         b = self.stages.buffers
-        for cache in (*b.keys, *b.values):
+        for cache in b.cache:
             cache.normal_(generator=generator)
         self.prompt = [1 + i % 97 for i in range(context)]
         b.exit_hidden.normal_(generator=generator)
@@ -121,8 +122,8 @@ class DeviceBench:
         def one_qkv(matrix: Weight, number: int) -> None:
             layer = layers[number]
             qkv(
-                work.x, layer.norm, 1e-5, matrix, layer.qkv_bias, b.cosines, b.sines, work.queries, b.keys[number],
-                b.values[number], words, kv=layer.kv, norms=layer.norms, rotary=layer.attention.rotary, pdl=pdl,
+                work.x, layer.norm, 1e-5, matrix, layer.qkv_bias, rotations_of(layer, b), work.queries,
+                b.cache[number], words, kv=layer.kv, norms=layer.norms, pdl=pdl,
             )  # fmt: skip
 
         def added(x: Tensor) -> Callable[[Weight, int], None]:
@@ -168,17 +169,18 @@ class DeviceBench:
         work, context = stages._late[0], self.context
 
         def ours() -> None:
-            for layer, keys, values in zip(self.weights.layers, b.keys[:count], b.values[:count], strict=True):
+            for layer, cache in zip(self.weights.layers, b.cache[:count], strict=True):
                 out, window = work.mixed.view_as(work.queries), layer.attention.window
-                attention(work.queries, keys, values, work.partials, out, words, window=window, pdl=stages.pdl)
+                attention(work.queries, cache, work.partials, out, words, window=window, pdl=stages.pdl)
 
         q = torch.randn(1, work.queries.shape[1], rows, work.queries.shape[2], device=self.weights.device)
         q = q.to(self.weights.dtype)
         mask = torch.ones(rows, context, dtype=torch.bool, device=q.device).tril(context - rows)
 
+        together = [cache.transpose(0, 1).flatten(1, 2)[None, :, :context] for cache in b.cache[:count]]
+
         def theirs() -> None:
-            for keys, values in zip(b.keys[:count], b.values[:count], strict=True):
-                k, v = keys[None, :, :context], values[None, :, :context]
+            for k, v in (cache.chunk(2, 1) for cache in together):
                 F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
         return ours, self._cache_bytes(), count, theirs

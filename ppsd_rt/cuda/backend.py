@@ -1,16 +1,11 @@
-"""The CUDA backend: fused Triton kernels, captured stages, overlapped launches.
-
-The stages (stages.py) are captured once (graphs.py) and launched by the C++ carrier (csrc/cuda/), which knows of the
-text only what verdicts tell. Where they cannot be captured, and in Triton's interpreter, the same plan launches them
-one kernel after the other (eager.py): slower, and the same answer.
-"""
+"""The CUDA backend: fused Triton kernels. An answer alone has the captured stages (alone.py), answers in company the
+loop of csrc/loop (passes.py)."""
 
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Condition, RLock, get_ident
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,9 +20,7 @@ from ..backend import (
     Cancellation,
     Oracle,
     Request,
-    RunOptions,
     check_ids,
-    common_prefix,
 )
 from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS
 from ..cpu.machine import SHARE, kv_memory_of
@@ -36,23 +29,18 @@ from ..loop_backend import LoopBackend
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile, HeadInfo, refuse_eagle3
-from ..pipeline.rounds import Drafted, Limits, Round
-from ..pipeline.schedule import MAX_CHUNK, Auto, Schedule, copying
-from ..pipeline.stop_rules import BetaThompson, FixedLength
+from ..pipeline.rounds import Drafted, Round
+from ..pipeline.schedule import Auto, Schedule, copying
 from ..planning import learned
 from ..planning.split import cut_layers
 from ..sampling.params import SamplingParams
 from ..trace import occupancy
-from ..triton_kernels.state import DRAWN, RECORD_COMMITTED, RECORD_IDS, RECORD_SEQUENCE, REPORT, SEQUENCE
 from . import errors
-from .buffers import needed_bytes
-from .devices import synchronise
-from .eager import EagerCarrier
+from .alone import AloneAnswer, AloneEngine
 from .eagle import Eagle
-from .graphs import CaptureFailed, Recorder, StageGraphs, StepGraphs
+from .graphs import Graphs
 from .passes import PAGE, CudaPasses
 from .placement import Measured, Placement, best_sizes, given_sizes, measure
-from .stages import DeviceStages
 from .weights import DeviceWeights, check_runs
 
 _LOG = logging.getLogger(__name__)
@@ -82,10 +70,11 @@ class CudaBackend(LoopBackend):
         errors.check_format(self._dtype, devices)
         self._config, self._cuts = checkpoint.config, stages
         self._checkpoint = checkpoint
-        self._serial = errors.switch("PPSD_CUDA_SERIAL")
-        self._eager = not on_gpu or errors.switch("PPSD_CUDA_EAGER")
-        self._pdl = errors.launches_dependently(devices)
-        self._told = False
+        self._alone = AloneEngine(
+            pdl=errors.launches_dependently(devices),
+            eager=not on_gpu or errors.switch("PPSD_CUDA_EAGER"),
+            serial=errors.switch("PPSD_CUDA_SERIAL"),
+        )
         self._measured: list[Measured] = []  # of each device, where the best split is to be found
         self._placement: Placement | None = None
         if len(devices) > 1:
@@ -103,12 +92,9 @@ class CudaBackend(LoopBackend):
             kv_memory = int(torch.cuda.mem_get_info(self._device)[0] * SHARE)
         self._kv_memory = kv_memory_of(kv_memory)
         self._beside: set[object] = set()  # answers that go by the loop
-        self._answer: _Answer | None = None  # the one that is alone
-        self._last: _Answer | None = None
+        self._answer: AloneAnswer | None = None  # the one that is alone
+        self._last: AloneAnswer | None = None
         self._lost: str | None = None
-        self._tokens: list[int] = []  # the prompt whose rows the stages hold
-        self._stages: DeviceStages | None = None
-        self._graphs: StageGraphs | None = None
         self._eagle: Eagle | None = None
         self.use_head(None)
 
@@ -159,7 +145,7 @@ class CudaBackend(LoopBackend):
         self._stage_cuts(file.info.exit_layer if file else 0, placement)
         self._end()
         self._answers.forget_loop()
-        self._drop_stages()
+        self._alone.drop()
         with errors.out_of_memory("the exit head", dict.fromkeys(self._devices(), 0), self._dtype):
             if placement is not None:
                 self._weights = self._base
@@ -167,6 +153,7 @@ class CudaBackend(LoopBackend):
             eagle = file if isinstance(file, Eagle3File) else None
             self._weights = self._base.with_head(None if eagle else file)
             self._eagle = Eagle(eagle, self._weights) if eagle else None
+        self._alone.use(self._weights, self._stage_cuts(self._weights.exit_layer, self._placement))
         self._pages = max(self._kv_memory // self._page_bytes, 1)
         self._draft_vocabulary = draft_vocabulary
         self._policy: _native.AlonePolicy | None = None
@@ -178,7 +165,7 @@ class CudaBackend(LoopBackend):
         said: list[int] = []
         seconds = 0.0
         if (answer := self._begin_alone(*request)) is not None:
-            for event in self._alone(answer, cancellation):
+            for event in self._events(answer, cancellation):
                 if isinstance(event, Round):
                     said += event.committed
                     seconds = event.seconds or 0.0
@@ -204,7 +191,7 @@ class CudaBackend(LoopBackend):
         finally:
             self._beside.discard(place)
 
-    def _begin_alone(self, *request: *Request) -> "_Answer | None":
+    def _begin_alone(self, *request: *Request) -> AloneAnswer | None:
         """None: it goes by the loop."""
         prompt, params, schedule, limits, options, cancellation = request
         with self._starting:
@@ -218,7 +205,8 @@ class CudaBackend(LoopBackend):
                 return None
             with self._failing():
                 policy = self._steer(schedule, options.oracle, params)
-                self._answer = self._last = self._begin(prompt, params, schedule, policy, limits, options)
+                ngrams = self._ngrams.of(options.copied_by)
+                self._answer = self._last = self._alone.begin(prompt, params, schedule, policy, limits, options, ngrams)
             return self._answer
 
     def _waited(self, cancellation: Cancellation) -> bool:
@@ -229,7 +217,7 @@ class CudaBackend(LoopBackend):
             self._over.wait(0.05)  # whoever cancels may not be made to wait for the lock, and so does not tell
         return not cancellation.asked
 
-    def _alone(self, answer: "_Answer", cancellation: Cancellation) -> Iterator[Round | Drafted]:
+    def _events(self, answer: AloneAnswer, cancellation: Cancellation) -> Iterator[Round | Drafted]:
         cancellation.tells(answer.cancel)
         try:
             with self._failing():
@@ -264,17 +252,16 @@ class CudaBackend(LoopBackend):
             raise PpsdError(f"the GPU, or what was compiled for it, failed: {lines[0]}") from None
 
     def _make_loop(self) -> _native.Loop:
-        pages, graphs = self._pages, None if self._eager else StepGraphs(self._device, Recorder())
+        pages, graphs = self._pages, None if self._alone.eager else Graphs(self._device)
         with errors.out_of_memory(f"{pages} pages of KV caches", {self._device: pages * self._page_bytes}, self._dtype):
-            passes = CudaPasses(self._weights, pages, self._eagle, pdl=self._pdl, graphs=graphs)
+            passes = CudaPasses(self._weights, pages, self._eagle, pdl=self._alone.pdl, graphs=graphs)
         return _native.Loop.of_passes(passes, pages, MOST_ANSWERS, PROMPT_ROWS)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self._config.vocab_size)
         with self._starting:
             self._hand_over()
-            self._tokens = []
-            return self._ready(len(ids) + 1).logits(ids, last).cpu().numpy()
+            return self._alone.logits(ids, last)
 
     def bytes_per_token(self, context: int) -> int:
         return self._weights.bytes + self._config.kv_values * self._weights.dtype.itemsize * context
@@ -290,8 +277,8 @@ class CudaBackend(LoopBackend):
 
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
-            "launches": "one by one" if self._eager else "captured",
-            "dependent_launches": self._pdl,
+            "launches": "one by one" if self._alone.eager else "captured",
+            "dependent_launches": self._alone.pdl,
         }
         if self._placement is not None:
             facts["layers"] = str(self._placement)
@@ -311,71 +298,6 @@ class CudaBackend(LoopBackend):
 
     # -- an answer -----------------------------------------------------------------------------------------------------
 
-    def _begin(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        schedule: Schedule | Auto,
-        policy: _native.AlonePolicy | None,
-        limits: Limits,
-        options: RunOptions,
-    ) -> "_Answer":
-        """Run the prompt and the pass that gives the first token; then the carrier's work begins."""
-        begun = perf_counter()
-        stages = self._ready(limits.end)
-        drafts = _drafts_of_a_round(schedule, self._serial)
-        if self._graphs is not None:
-            self._capture(drafts)
-        keep = common_prefix(self._tokens, prompt[:-1])
-        self._tokens = []
-        most, lookahead = (
-            (MAX_CHUNK, MAX_CHUNK) if isinstance(schedule, Auto) else (schedule.max_chunk, schedule.lookahead)
-        )
-        stages.begin(
-            prompt, params, keep, end=limits.end, most=most, lookahead=lookahead, oracle=options.oracle,
-            copies=schedule.copies and not (policy and options.oracle),
-        )  # fmt: skip
-        self._tokens = list(prompt)
-        kept = min(keep, len(prompt) - 1)
-        records = options.report_drafts or isinstance(schedule, Auto) or _by_confidence(schedule)
-        stages.buffers.state[REPORT] = int(records)
-        self._synchronise()
-        if self._graphs is None:
-            stages.plain_step((len(prompt) - 1, 1))
-            self._synchronise()
-        else:
-            self._graphs.plain_step((len(prompt) - 1, 1))
-        sequence, drawn = (int(stages.buffers.state[place]) for place in (SEQUENCE, DRAWN))
-        record = stages.buffers.ring[sequence % len(stages.buffers.ring)].tolist()
-        if record[RECORD_SEQUENCE] != sequence or record[RECORD_COMMITTED] != 1:
-            raise PpsdError("the prompt's verdict has not come from the device")
-        if record[RECORD_IDS] < 0:
-            raise PpsdError(NO_NUMBER)
-        arguments: dict[str, Any] = {
-            "schedule": policy if policy is not None else schedule,
-            "limits": limits,
-            "seed": params.seed or 0,
-            "in_turns": self._serial,
-            "ngrams": self._ngrams.of(options.copied_by),
-        }
-        if self._graphs is None:
-            plan = _native.LaunchPlan(stages=len(stages.slices), **arguments)
-            carrier = EagerCarrier(stages, plan, sequence=sequence, drawn=drawn, report_drafts=options.report_drafts)
-            events = carrier.events(prompt, kept, record[RECORD_IDS])
-            return _Answer(events)
-        session = _native.GraphSession(
-            lanes=self._graphs.lanes,
-            graphs=self._graphs.native(draft_records=records, sequence=sequence, drawn=drawn),
-            prompt=list(prompt),
-            keep=kept,
-            first=record[RECORD_IDS],
-            report_drafts=options.report_drafts,
-            trace=options.trace,
-            before=perf_counter() - begun,
-            **arguments,
-        )
-        return _Answer(session, session)
-
     def _steer(
         self, schedule: Schedule | Auto, oracle: Oracle | None, params: SamplingParams
     ) -> _native.AlonePolicy | None:
@@ -383,7 +305,7 @@ class CudaBackend(LoopBackend):
         if not isinstance(schedule, Auto):
             return None
         if self._policy is None:
-            self._policy = _native.AlonePolicy(learned.prior(self.head), not self._serial)
+            self._policy = _native.AlonePolicy(learned.prior(self.head), not self._alone.serial)
         asked = copying(schedule if oracle is None else replace(schedule, lookup=0, recycle=False))
         self._policy.begin(asked, -1 if oracle else int(params.temperature > 0))
         return self._policy
@@ -400,52 +322,10 @@ class CudaBackend(LoopBackend):
         if self._lost is not None:
             raise PpsdError(f"{self._lost}; this process cannot use the GPU any more")
 
-    # -- stages and graphs ---------------------------------------------------------------------------------------------
-
-    def _ready(self, end: int) -> DeviceStages:
-        """Stages, captured where that can be, for texts that end before this position."""
-        if self._stages is None or self._stages.capacity < end:
-            longest = self._config.max_position_embeddings
-            capacity = max(end, min(max(LEAST_CAPACITY, 1 << (end - 1).bit_length()), longest))
-            self._drop_stages()
-            cuts = self._stage_cuts(self._weights.exit_layer, self._placement)
-            with errors.out_of_memory(
-                f"a KV cache of {capacity} tokens", needed_bytes(self._weights, capacity, cuts), self._dtype
-            ):
-                self._stages = DeviceStages(self._weights, capacity, cuts, pdl=self._pdl)
-            if not self._eager:
-                self._capture(0)
-        assert self._stages is not None
-        return self._stages
-
-    def _capture(self, drafts: int | None) -> None:
-        """The stages, and rounds of so many drafts."""
-        assert self._stages is not None
-        try:
-            if self._graphs is None:
-                self._graphs = StageGraphs(self._stages, Recorder())
-            if drafts is not None:
-                self._graphs.prepare_round(drafts)
-        except CaptureFailed as error:
-            self._graphs, self._eager = None, True
-            if not self._told:
-                self._told = True
-                _LOG.warning("ppsd-rt: the stages cannot be captured (%s); they are launched one by one", error)
-
-    def _drop_stages(self) -> None:
-        if self._graphs is not None:
-            self._synchronise()
-            self._graphs.close()
-        self._graphs = self._stages = None
-        self._tokens = []
-
-    def _synchronise(self) -> None:
-        synchronise(self._devices())
-
     def _machine(self) -> str:
         if self._device.type != "cuda":
             return "interpreter"
-        switches = (self._eager, self._pdl, *([str(self._placement)] if self._placement else []))
+        switches = (self._alone.eager, self._alone.pdl, *([str(self._placement)] if self._placement else []))
         return f"{torch.cuda.get_device_name(self._device)} {torch.__version__} {switches}"
 
     # -- several devices -----------------------------------------------------------------------------------------------
@@ -458,11 +338,8 @@ class CudaBackend(LoopBackend):
         layers = self._config.num_hidden_layers
         sizes = given_sizes(layers, len(devices), self._cuts)
         if sizes is None:
-            recorder = None if self._eager else Recorder
-            costs = {
-                each: measure(self._config, self._dtype, each, pdl=self._pdl, recorder=recorder)
-                for each in dict.fromkeys(devices)
-            }
+            how = {"pdl": self._alone.pdl, "captured": not self._alone.eager}
+            costs = {each: measure(self._config, self._dtype, each, **how) for each in dict.fromkeys(devices)}
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()  # what was measured with is free for the weights again
             self._measured = [costs[each] for each in devices]
@@ -483,57 +360,3 @@ class CudaBackend(LoopBackend):
             if placement
             else cut_layers(exit_layer, self._config.num_hidden_layers, self._cuts)
         )
-
-
-class _Answer:
-    """The events of one answer, whichever carrier makes them."""
-
-    def __init__(self, events: Iterator[Round | Drafted], session: "_native.GraphSession | None" = None) -> None:
-        self._events, self._session = events, session
-        self._turn = RLock()  # of the thread that launches, where Python does
-        self.handed_over = False
-        self.thread = get_ident()  # which would wait for itself, see CudaBackend._waited
-
-    def events(self) -> Generator[Round | Drafted, None, None]:
-        while True:
-            with self._turn:
-                event = next(self._events, None)
-            if event is None:
-                return
-            yield event
-
-    def spans(self) -> list[tuple[str, int, int, float, float]]:
-        return self._session.spans() if self._session is not None else []
-
-    def cancel(self) -> None:
-        if self._session is not None:  # launches one by one go on to the end of their round
-            self._session.cancel()
-
-    def hand_over(self) -> None:
-        """Returns when nothing works on it; what has been committed is still there."""
-        self.handed_over = True
-        if self._session is not None:
-            self._session.end()
-        else:
-            self.close()
-
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-        elif isinstance(self._events, Generator):
-            with self._turn:
-                self._events.close()
-
-
-def _drafts_of_a_round(schedule: Schedule | Auto, in_turns: bool) -> int | None:
-    """If all rounds but the last ones have as many: as csrc/cuda/plan.cpp counts them."""
-    if isinstance(schedule, Auto) or not isinstance(schedule.stop_rule, FixedLength):
-        return None
-    waits = schedule.first_chunk > 0 or (in_turns and schedule.overlap)
-    return (
-        min(max(1, schedule.first_chunk), schedule.lookahead) if waits and (in_turns or not schedule.overlap) else None
-    )
-
-
-def _by_confidence(schedule: Schedule) -> bool:
-    return not isinstance(schedule.stop_rule, (FixedLength, BetaThompson))

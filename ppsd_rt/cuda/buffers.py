@@ -9,18 +9,13 @@ import torch
 import triton
 from torch import Tensor
 
+from ..models.config import LlamaConfig
 from ..models.rope import Rope
-from ..triton_kernels.attention import COLUMNS, SPANS, TILE, Partials, chunks
+from ..triton_kernels.attention import COLUMNS, SPANS, Partials, chunks
+from ..triton_kernels.cache import PAGE
 from ..triton_kernels.heads import SAMPLING_WORDS, Scratch
 from ..triton_kernels.linear import Weight, tiling
-from ..triton_kernels.state import (
-    DRAFT_WORDS,
-    MAIL_SLOTS,
-    MAX_ROWS,
-    OFFER_WORDS,
-    RING_WORDS,
-    WORDS,
-)
+from ..triton_kernels.state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, OFFER_WORDS, RING_WORDS, WORDS
 from ..triton_kernels.texts import Texts
 from .weights import DeviceWeights, Layer
 
@@ -66,13 +61,21 @@ class Work:
 
 
 class Cache(Protocol):
-    """What a layer needs of a device: the rotations [capacity, head_dim / 2], and by layer keys and values."""
+    """What a layer needs of a device: each position's cosines and sines [capacity, head_dim], and the KV cache by layer
+    (triton_kernels/cache.py)."""
 
     device: torch.device
-    cosines: Tensor
-    sines: Tensor
-    keys: list[Tensor]
-    values: list[Tensor]
+    rotations: Tensor
+    cache: list[Tensor]
+
+
+def rotations_of(layer: Layer, cache: Cache) -> Tensor | None:
+    return cache.rotations if layer.attention.rotary else None
+
+
+def rotations(config: LlamaConfig, capacity: int, device: torch.device) -> Tensor:
+    rope = Rope(config, capacity, device)
+    return torch.cat((rope.cos, rope.sin), 1)
 
 
 class Site:
@@ -82,7 +85,7 @@ class Site:
     words of each verification stage's passes (and, where verdicts are apart, of theirs), and those handed to it. text
     [capacity] int32. exit_hidden [capacity, hidden] float32; the same are last_hidden,
     after the last layer (no rows, but for a head that receives it), and handed, at each border between verification
-    stages. keys and values: per layer, those of the exit head last, [kv_heads, capacity, head_dim].
+    stages. cache: per layer, those of the exit head last. pages: of the one text, one after the other.
     """
 
     def __init__(
@@ -97,10 +100,10 @@ class Site:
         """layers: those that are here; borders: those whose rows are (0 is in front of the first verification stage);
         the others are empty. None: all."""
         config, self.device = weights.config, device
-        self.capacity = capacity = whole_tiles(capacity)
+        self.capacity = capacity = whole_pages(capacity)
         every = len(weights.layers) + (len(weights.head.layers) if weights.head else 0)
-        rope = Rope(config, capacity, device)
-        self.cosines, self.sines = rope.cos, rope.sin
+        self.rotations = rotations(config, capacity, device)
+        self.pages = torch.arange(capacity // PAGE, dtype=torch.int32, device=device)
         self.state = _words(device, WORDS)
         self.late, self.mail = _words(device, stages + 1, WORDS), _words(device, stages + 1, MAIL_SLOTS, WORDS)
         self.text = _words(device, capacity)
@@ -111,14 +114,14 @@ class Site:
             return torch.zeros(rows, config.hidden_size, device=device)
 
         def cache(layer: int) -> Tensor:
-            rows = capacity if layers is None or layer in layers else 0
-            shape = (config.num_key_value_heads, rows, config.head_dim)
+            pages = len(self.pages) if layers is None or layer in layers else 0
+            shape = (pages, 2 * config.num_key_value_heads, PAGE, config.head_dim)
             return torch.zeros(shape, dtype=weights.dtype, device=device)
 
         self.exit_hidden = hidden(0)
         self.last_hidden = hidden(stages) if weights.hears else self.exit_hidden[:0]
         self.handed = [hidden(border) for border in range(1, stages)]
-        self.keys, self.values = [cache(layer) for layer in range(every)], [cache(layer) for layer in range(every)]
+        self.cache = [cache(layer) for layer in range(every)]
 
 
 class Buffers(Site):
@@ -152,9 +155,9 @@ def _words(device: torch.device, *shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32, device=device)
 
 
-def whole_tiles(capacity: int) -> int:
-    """Positions that there is room for: whole tiles of attention, and one more row than asked for."""
-    return -(-(capacity + 1) // TILE) * TILE
+def whole_pages(capacity: int) -> int:
+    """Positions that there is room for: whole pages, and one more row than asked for."""
+    return -(-(capacity + 1) // PAGE) * PAGE
 
 
 def host_words(slots: int, width: int, device: torch.device) -> Tensor:
@@ -176,7 +179,7 @@ def needed_bytes(weights: DeviceWeights, capacity: int, cuts: Sequence[int] = ()
 def bytes_of_site(weights: DeviceWeights, capacity: int, stages: int, layers: int) -> int:
     """Of a device with so many stages, the draft stage being one, and layers, the exit head's own among them."""
     config = weights.config
-    capacity = whole_tiles(capacity)
+    capacity = whole_pages(capacity)
     cache = 2 * layers * config.num_key_value_heads * config.head_dim * weights.dtype.itemsize
     hidden = 4 * config.hidden_size * stages + 4 * config.head_dim
     kv_heads = config.num_key_value_heads

@@ -1,4 +1,4 @@
-"""A model's stages captured as CUDA graphs, for the carrier in csrc/cuda/carrier.h.
+"""Steps captured as CUDA graphs: a model's stages, for the carrier in csrc/cuda/carrier.h, and those of passes.py.
 
 What is captured: a draft step, the early layers alone, and each leg of a pass, which on one device are its
 verification stages; once each, right after the stages have been made. On one device also a step of plain decoding as
@@ -20,7 +20,7 @@ stages want the same multiprocessors: a token is committed by a verdict, and dra
 
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -38,96 +38,127 @@ _LOG = logging.getLogger(__name__)
 _LOW, _HIGH = 0, -1  # a smaller number is a higher priority
 
 Step = Callable[[], None]
+Key = tuple[str, int]
 
 
 class CaptureFailed(PpsdError):
-    """Why the stages could not be captured; they can be launched one kernel after the other."""
+    """Why steps could not be captured; they can be launched one kernel after the other."""
 
 
-class Recorder:
-    """Makes graphs of what steps launch, with torch; keeps them."""
+class Graphs:
+    """What steps launch, captured with torch, and the streams that it is launched on. It keeps the graphs."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: torch.device, legs: Sequence[torch.device] = ()) -> None:
+        """home: of lane -1, where draft steps are launched if there are legs; these are lanes 0, 1, ..."""
+        self.lanes = _native.GraphLanes(home.index or 0, [device.index or 0 for device in legs])
+        self.handles: dict[Key, int] = {}  # of executable graphs: each a CUgraphExec
+        self._devices = [*legs, home]  # by lane
         self._kept: list[tuple[torch.cuda.CUDAGraph, int | None]] = []  # and what the driver has instantiated of it
-        self._pools: dict[int, Any] = {}
+        self._pools: dict[int, Any] = {}  # of memory, by lane
+        self._fails = False
 
-    def warm_up(self, steps: list[tuple[Step, torch.device]]) -> None:
+    def capture(self, steps: Mapping[Key, tuple[Step, int]], *, compiled: bool = False) -> None:
+        """Steps and their lanes. compiled: have all their kernels run? Raises CaptureFailed: then no graph is left."""
+        with self._capturing():
+            if not compiled:
+                for step, lane in steps.values():
+                    self.warm_up(step, self._devices[lane])
+            for key, (step, lane) in steps.items():
+                self.handles[key] = self.record(step, lane, self._devices[lane])
+                self.lanes.upload(self.handles[key], lane)
+
+    def launch(self, key: Key, step: Step) -> None:
+        """On lane -1, after all that torch has begun on the device, captured if it has not been; returns when it has
+        ended."""
+        if key not in self.handles and not self._fails:
+            try:
+                self.capture({key: (step, -1)})
+            except CaptureFailed as error:
+                self._fails = True
+                _LOG.warning("ppsd-rt: passes over several texts cannot be captured (%s): kernels go one by one", error)
+        if self._fails:
+            step()
+            return
+        if (device := self._devices[-1]).type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        self.lanes.timeline([(-1, self.handles[key])])
+
+    def close(self) -> None:
+        """The memory of their kernels goes, or is elsewhere now."""
+        for _, exec in self._kept:
+            if exec is not None:
+                _native.cuda_destroy_graph(exec)
+        self._kept.clear()
+        self.handles.clear()
+
+    def warm_up(self, step: Step, device: torch.device) -> None:
         """Compile every kernel: nothing may be compiled or allocated while a graph is captured."""
-        for step, device in steps:
-            with torch.cuda.device(device):
-                stream = torch.cuda.Stream()
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
-                    step()
-                torch.cuda.synchronize()
-
-    def record(self, step: Step, priority: int, stage: int, device: torch.device) -> int:
-        """The handle of an executable graph: a CUgraphExec. stage: whose memory pool it takes."""
         with torch.cuda.device(device):
-            if stage not in self._pools:
-                self._pools[stage] = torch.cuda.graph_pool_handle()
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                step()
+            torch.cuda.synchronize()
+
+    def record(self, step: Step, lane: int, device: torch.device) -> int:
+        """The handle of an executable graph."""
+        with torch.cuda.device(device):
+            if lane not in self._pools:
+                self._pools[lane] = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph(keep_graph=True)
-            stream = torch.cuda.Stream(priority=priority)
+            stream = torch.cuda.Stream(priority=_LOW if lane < 0 and len(self._devices) > 1 else _HIGH)
             before = torch.cuda.current_stream()
             try:
                 # Other threads may launch and wait for streams meanwhile, but not for a device: see DEVICE_WIDE.
-                with torch.cuda.graph(graph, pool=self._pools[stage], stream=stream, capture_error_mode="thread_local"):
+                with torch.cuda.graph(graph, pool=self._pools[lane], stream=stream, capture_error_mode="thread_local"):
                     step()
             finally:
                 torch.cuda.set_stream(before)  # torch leaves its own behind where a capture fails
             if hasattr(graph, "raw_cuda_graph_exec"):  # torch 2.8 has not
                 graph.instantiate()
                 self._kept.append((graph, None))
-                exec = int(graph.raw_cuda_graph_exec())
-            else:
-                exec = _native.cuda_instantiate(int(graph.raw_cuda_graph()))
-                self._kept.append((graph, exec))
+                return int(graph.raw_cuda_graph_exec())
+            exec = _native.cuda_instantiate(int(graph.raw_cuda_graph()))
+            self._kept.append((graph, exec))
             return exec
 
-    def close(self) -> None:
-        for _, exec in self._kept:
-            if exec is not None:
-                _native.cuda_destroy_graph(exec)
-        self._kept.clear()
+    @contextmanager
+    def _capturing(self) -> Iterator[None]:
+        # Memory and graphs of an engine that is gone may be freed by the collector at any allocation: the driver
+        # forbids that to a thread that captures, and the capture fails.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            with DEVICE_WIDE:
+                yield
+        except (RuntimeError, TritonError) as error:  # of torch (its out-of-memory error too), the driver; the compiler
+            self.close()
+            raise CaptureFailed(str(error).strip().splitlines()[0]) from None
+        finally:
+            if collecting:
+                gc.enable()
 
 
-class StageGraphs:
-    """Handles of the graphs of one DeviceStages, and the streams that they are launched on."""
+class StageGraphs(Graphs):
+    """Those of one DeviceStages."""
 
-    def __init__(self, stages: DeviceStages, recorder: Recorder) -> None:
+    def __init__(self, stages: DeviceStages) -> None:
         """Raises CaptureFailed."""
-        self._recorder, self._stages = recorder, stages
-        with _capturing(recorder):
-            self.lanes = _native.GraphLanes(stages.home.index or 0, [leg.device.index or 0 for leg in stages.legs])
-            # A draft step (without a head it is a row's) and a row; the legs of a pass; whole rounds by their drafts.
-            self.draft, self.row, self.verify = self._capture()
-        self.rounds: dict[int, int] = {}
+        super().__init__(stages.home, [leg.device for leg in stages.legs])
+        self._stages, self.apart = stages, len(stages.devices) > 1  # are there several devices?
+        legs = {("verify", leg): (partial(stages.launch, leg), leg) for leg in range(len(stages.legs))}
+        drafts = {("draft", 0): (stages.draft_step, -1)} if stages.weights.head is not None else {}
+        self.capture({("row", 0): (stages.early_step, -1), **drafts, **legs})
+        self.row, self.verify = self.handles["row", 0], [self.handles[leg] for leg in legs]
+        self.draft = self.handles.get(("draft", 0), self.row)  # without a head it is a row's
+        self.rounds: dict[int, int] = {}  # by their drafts
         self.prepare_round(0)
 
-    def close(self) -> None:
-        self._recorder.close()
-
-    def _capture(self) -> tuple[int, int, list[int]]:
-        stages, recorder = self._stages, self._recorder
-        early = [stages.early_step, *([stages.draft_step] if stages.weights.head is not None else [])]
-        legs = [(partial(stages.launch, number), leg.device) for number, leg in enumerate(stages.legs)]
-        recorder.warm_up([*((step, stages.home) for step in early), *legs])
-        handles = [recorder.record(step, _LOW, -1, stages.home) for step in early]
-        verify = [recorder.record(step, _HIGH, number, device) for number, (step, device) in enumerate(legs)]
-        for exec in handles:
-            self.lanes.upload(exec, -1)
-        for number, exec in enumerate(verify):
-            self.lanes.upload(exec, number)
-        return handles[-1], handles[0], verify
-
     def prepare_round(self, drafts: int) -> None:
-        """Capture rounds of so many drafts as one graph, on one device. Raises CaptureFailed: then no graph is left."""
-        if self.apart or drafts in self.rounds:
-            return
-        step = partial(self._stages.round, drafts)
-        with _capturing(self._recorder):
-            self.rounds[drafts] = self._recorder.record(step, _HIGH, 0, self._stages.home)
-            self.lanes.upload(self.rounds[drafts], 0)
+        """Capture rounds of so many drafts as one graph, on one device. Raises CaptureFailed."""
+        if not self.apart and drafts not in self.rounds:
+            self.capture({("round", drafts): (partial(self._stages.round, drafts), 0)}, compiled=True)
+            self.rounds[drafts] = self.handles["round", drafts]
 
     def plain_step(self, window: Window) -> None:
         """A step of plain decoding, and its end."""
@@ -139,11 +170,6 @@ class StageGraphs:
                 self.lanes.timeline([(number, leg)])
         else:
             self.lanes.timeline([(0, self.rounds[0])])
-
-    @property
-    def apart(self) -> bool:
-        """Are there several devices?"""
-        return len(self._stages.devices) > 1
 
     def native(self, *, draft_records: bool, sequence: int, drawn: int) -> _native.Graphs:
         """What _native.GraphSession takes. sequence, drawn: the numbers of the last records."""
@@ -160,52 +186,3 @@ class StageGraphs:
             drawn=drawn,
             draft_records=draft_records,
         )
-
-
-class StepGraphs:
-    """Steps, each captured when it is first launched, and the stream that they are launched on."""
-
-    def __init__(self, device: torch.device, recorder: Recorder) -> None:
-        self._device, self._recorder, self._fails = device, recorder, False
-        self._lanes = _native.GraphLanes(device.index or 0, [])
-        self._handles: dict[tuple[str, int], int] = {}
-
-    def launch(self, key: tuple[str, int], step: Step) -> None:
-        """After all that torch has begun on the device; returns when it has ended."""
-        if key not in self._handles and not self._fails:
-            try:
-                with _capturing(self._recorder):
-                    self._recorder.warm_up([(step, self._device)])
-                    self._handles[key] = self._recorder.record(step, _HIGH, -1, self._device)
-                    self._lanes.upload(self._handles[key], -1)
-            except CaptureFailed as error:
-                self._fails, self._handles = True, {}
-                _LOG.warning("ppsd-rt: passes over several texts cannot be captured (%s): kernels go one by one", error)
-        if self._fails:
-            step()
-            return
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
-        self._lanes.timeline([(-1, self._handles[key])])
-
-    def forget(self) -> None:
-        """The memory of their kernels is elsewhere now."""
-        self._recorder.close()
-        self._handles = {}
-
-
-@contextmanager
-def _capturing(recorder: Recorder) -> Iterator[None]:
-    # Memory and graphs of an engine that is gone may be freed by the collector at any allocation: the driver forbids
-    # that to a thread that captures, and the capture fails.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        with DEVICE_WIDE:
-            yield
-    except (RuntimeError, TritonError) as error:  # of torch (its out-of-memory error too), the driver; the compiler
-        recorder.close()
-        raise CaptureFailed(str(error).strip().splitlines()[0]) from None
-    finally:
-        if collecting:
-            gc.enable()

@@ -13,7 +13,7 @@ from ..triton_kernels.heads import heads
 from ..triton_kernels.linear import linear
 from ..triton_kernels.qkv import qkv
 from ..triton_kernels.swiglu import swiglu
-from .buffers import Cache, Site, Work
+from .buffers import Cache, Site, Work, rotations_of
 from .weights import DeviceWeights, Layer
 
 
@@ -37,13 +37,13 @@ def decoder_layer(
     layer leaves its own result there, too.
     """
     rows, texts = x if rows is None else rows, work.texts
-    keys, values, eps = site.keys[number], site.values[number], weights.config.rms_norm_eps
+    cache, eps, rotations = site.cache[number], weights.config.rms_norm_eps, rotations_of(layer, site)
     qkv(
-        rows, layer.norm, eps, layer.qkv, layer.qkv_bias, site.cosines, site.sines, work.queries, keys, values, words,
-        kv=layer.kv, norms=layer.norms, rotary=layer.attention.rotary, texts=texts, pdl=pdl,
+        rows, layer.norm, eps, layer.qkv, layer.qkv_bias, rotations, work.queries, cache, words,
+        kv=layer.kv, norms=layer.norms, texts=texts, pdl=pdl,
     )  # fmt: skip
     mixed, window = work.mixed.view_as(work.queries), layer.attention.window
-    attention(work.queries, keys, values, work.partials, mixed, words, window=window, texts=texts, pdl=pdl)
+    attention(work.queries, cache, work.partials, mixed, words, window=window, texts=texts, pdl=pdl)
     linear(
         work.mixed, layer.out, out, words,
         bias=layer.out_bias, residual=x, rounded=work.rounded, partial=work.sums, texts=texts, pdl=pdl,

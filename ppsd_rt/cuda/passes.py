@@ -18,16 +18,16 @@ from torch import Tensor
 
 from ..cpu.formats import rotary_of
 from ..models.head_file import DISTANCES
-from ..models.rope import Rope
 from ..reference.passes import Cancelled, Floats, Void, Where
+from ..triton_kernels.cache import PAGE
 from ..triton_kernels.heads import Scratch, heads, inverse_of
 from ..triton_kernels.linear import Weight, linear, normalise_twin, tiling
 from ..triton_kernels.state import MAX_ROWS, ROWS, WORDS
-from ..triton_kernels.texts import INVERSE, MOST_ROWS, MOST_TILES, PAGE, POSITION, SEAT, SEED, TABLE, TEXT_WORDS, Texts
+from ..triton_kernels.texts import INVERSE, MOST_ROWS, MOST_TILES, POSITION, SEAT, SEED, TABLE, TEXT_WORDS, Texts
 from . import devices
-from .buffers import Work
+from .buffers import Work, rotations
 from .eagle import Eagle
-from .graphs import StepGraphs
+from .graphs import Graphs
 from .launches import decoder_layer
 from .prompt import PromptLayers
 from .weights import DeviceWeights
@@ -74,7 +74,7 @@ class CudaPasses:
         eagle: Eagle | None = None,
         *,
         pdl: bool = False,
-        graphs: StepGraphs | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         config, head, self.device = weights.config, weights.head, weights.device
         self.weights, self._eagle, self._pdl, self._graphs = weights, eagle, pdl, graphs
@@ -84,10 +84,10 @@ class CudaPasses:
         self._stacks = dict(
             zip(("early", "late", "own"), (every[low:high] for low, high in pairwise(bounds)), strict=True)
         )
-        shape = 2, len(every), config.num_key_value_heads, pages * PAGE, config.head_dim
+        shape = len(every), pages, 2 * config.num_key_value_heads, PAGE, config.head_dim
         # What has not been written is never read; and memory of a CPU that nobody touches is not taken.
         self._cache = torch.empty(shape, dtype=weights.dtype, device=self.device)
-        self.keys, self.values = (list(cache) for cache in self._cache)  # by layer
+        self.cache = list(self._cache)  # by layer
         self._prompt = PromptLayers(weights, self)
         self._work = Work(weights, [layer for _, layer in every], None, self.device, MOST_TILES)
         self._x = torch.zeros(MOST_ROWS, config.hidden_size, device=self.device)
@@ -97,7 +97,7 @@ class CudaPasses:
         self._lm_head = LmHead("LM head", weights.norm, weights.lm_head)
         self._draft_head = LmHead("exit head", head.norm, head.lm_head) if head else None
         self._last = self._x[:0]  # of the last pass, after the late layers
-        self.cosines = self.sines = self._x[:0]
+        self.rotations = self._x[:0]
         self.reserve(LEAST_CAPACITY, 0)
         # What the loop must know, see facts_of() there.
         self.hidden_size, self.vocab_size = config.hidden_size, config.vocab_size
@@ -111,23 +111,21 @@ class CudaPasses:
         """The longest text: tables of rotations, and room for what a launch must know of its rows."""
         if self._eagle is not None:
             self._eagle.own.reserve(rows, rotated_as)
-        if rows <= len(self.cosines):
+        if rows <= len(self.rotations):
             return
-        rope = Rope(self.weights.config, rows, self.device)
-        self.cosines, self.sines = rope.cos, rope.sin
+        self.rotations = rotations(self.weights.config, rows, self.device)
         sizes = MOST_TILES * WORDS, MOST_ROWS * TEXT_WORDS, MOST_ROWS * -(-rows // PAGE)
         self._told = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=self.device.type == "cuda")
         self._known = self._told.to(self.device)
         words, places, self._tables = self._known.split(sizes)
         self._words, self._places = words.view(MOST_TILES, WORDS), places.view(MOST_ROWS, TEXT_WORDS)
         if self._graphs is not None:
-            self._graphs.forget()
+            self._graphs.close()
 
     def change(self, wiped: Sequence[int], copies: Sequence[tuple[int, int]]) -> None:
         """Pages that become others' copies (from, to). Wiped ones stay: no kernel looks behind a text's own rows."""
-        pages = self._cache.unflatten(3, (-1, PAGE))
         for origin, page in copies:
-            pages[:, :, :, page] = pages[:, :, :, origin]
+            self._cache[:, page] = self._cache[:, origin]
         if self._eagle is not None:
             self._eagle.own.change(wiped, copies)
 

@@ -5,7 +5,7 @@ beyond them is the first verification stage. The last one has the final norm and
 twice: it has as many stages then.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -22,7 +22,7 @@ from ..planning.split import LayerCosts, best_split, is_split
 from ..sampling.params import SamplingParams
 from .devices import synchronise, synonyms
 from .errors import weight_bytes
-from .graphs import CaptureFailed, Recorder, StageGraphs
+from .graphs import CaptureFailed, StageGraphs
 from .stages import DeviceStages
 from .weights import DeviceWeights
 
@@ -102,18 +102,16 @@ def best_sizes(layers: int, costs: Sequence[Measured], head: HeadInfo | None, dr
     return (sizes[0] + exit_layer - 1, *sizes[1:])
 
 
-def measure(
-    config: LlamaConfig, format: str, device: torch.device, *, pdl: bool, recorder: Callable[[], Recorder] | None
-) -> Measured:
-    """Of random layers of this model's shape. recorder: makes their graphs; None: they are launched one by one."""
+def measure(config: LlamaConfig, format: str, device: torch.device, *, pdl: bool, captured: bool) -> Measured:
+    """Of random layers of this model's shape."""
     one = weight_bytes(config, format, 1, first=False, last=False)
     count = max(2, min(config.num_hidden_layers, ceil(_MORE_THAN_CACHES / one) if device.type == "cuda" else 2))
     few = replace(config, num_hidden_layers=count, max_position_embeddings=max(64, config.max_position_embeddings))
     stages = DeviceStages(DeviceWeights.random(few, format, device), 63, (count - 1,), pdl=pdl)
     graphs = None
-    if recorder is not None:
+    if captured:
         with suppress(CaptureFailed):
-            graphs = StageGraphs(stages, recorder())
+            graphs = StageGraphs(stages)
     stages.begin([1, 1], SamplingParams())
     synchronise([device])
     seconds = [_legs(stages, graphs) for _ in range(_REPEATS if device.type == "cuda" else 1)]

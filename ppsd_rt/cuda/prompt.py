@@ -13,7 +13,7 @@ from torch import Tensor
 from ..triton_kernels.prompt_attention import prompt_attention
 from ..triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from . import devices
-from .buffers import Buffers, Cache, Site
+from .buffers import Buffers, Cache, Site, rotations_of
 from .weights import DeviceWeights, Layer
 
 ROWS = 1024  # at a time: what stands between the layers takes little memory
@@ -27,6 +27,7 @@ class PromptPass:
         self.weights, self.buffers = weights, buffers
         self._sites = sites
         self._layers = {site.device: PromptLayers(weights, site) for site in (buffers, *sites)}
+        self._pages = {site.device: site.pages for site in (buffers, *sites)}
 
     def run(self, start: int, end: int) -> None:
         """Rows [start, end): the KV cache of every layer and of the exit head's, and the exit hidden states."""
@@ -40,13 +41,13 @@ class PromptPass:
         x, at = b.exit_hidden[start:end], b.device
         x.copy_(weights.embedding[b.text[start:end].long()])
         for number, layer in enumerate(weights.layers[: weights.exit_layer]):
-            self._layers[at].layer(layer, number, x, start)
-        self._layers[at].head(x, start)
+            self._layers[at].layer(layer, number, x, start, b.pages)
+        self._layers[at].head(x, start, b.pages)
         for number in range(weights.exit_layer, len(weights.layers)):
             layers = self._layers[self._sites[number].device]
             if number == weights.exit_layer or layers.site.device != at:
                 x, at = layers.taken(x), layers.site.device
-            layers.layer(weights.layers[number], number, x, start)
+            layers.layer(weights.layers[number], number, x, start, self._pages[at])
         for site in {self._sites[len(weights.layers) - 1], b} if weights.hears else ():
             site.last_hidden[start:end] = x
 
@@ -66,7 +67,7 @@ class PromptLayers:
         """A copy of rows [rows, hidden] that may be overwritten, here."""
         return self._between.x[: len(x)].copy_(x)
 
-    def head(self, x: Tensor, start: int, pages: Tensor | None = None) -> None:
+    def head(self, x: Tensor, start: int, pages: Tensor) -> None:
         """x [rows, hidden] at positions start.. through the exit head's own layers; x stays."""
         weights = self.weights
         heads = weights.head.layers if weights.head else ()
@@ -78,33 +79,31 @@ class PromptLayers:
                 with devices.on(self.site.device):
                     self._qkv(layer, number, x, start, pages)
 
-    def layer(self, layer: Layer, number: int, x: Tensor, start: int, pages: Tensor | None = None) -> None:
+    def layer(self, layer: Layer, number: int, x: Tensor, start: int, pages: Tensor) -> None:
         """x [rows, hidden] at positions start.. -> x. pages: the text's (triton_kernels/texts.py)."""
-        site, between, rows = self.site, self._between, len(x)
+        between, rows = self._between, len(x)
         normed, mixed, inner = between.normed[:rows], between.mixed[:rows], between.inner[:rows]
-        keys, values, window = site.keys[number], site.values[number], layer.attention.window
         assert layer.post_norm is not None
         assert layer.gate_up is not None
         assert layer.down is not None
-        with devices.on(site.device):
+        with devices.on(self.site.device):
             queries = self._qkv(layer, number, x, start, pages)
-            prompt_attention(queries, keys, values, mixed.view_as(queries), start, window, pages)
+            out, window = mixed.view_as(queries), layer.attention.window
+            prompt_attention(queries, self.site.cache[number], pages, out, start, window)
             prompt_linear(mixed, layer.out, x, bias=layer.out_bias, residual=x)
             normalise(x, layer.post_norm, self.weights.config.rms_norm_eps, normed)
             prompt_swiglu(normed, layer.gate_up, inner)
             prompt_linear(inner, layer.down, x, residual=x)
 
-    def _qkv(self, layer: Layer, number: int, x: Tensor, start: int, pages: Tensor | None = None) -> Tensor:
+    def _qkv(self, layer: Layer, number: int, x: Tensor, start: int, pages: Tensor) -> Tensor:
         """-> queries [rows, heads, head_dim]."""
-        site, config, between = self.site, self.weights.config, self._between
+        config, between = self.weights.config, self._between
         normed = between.normed[: len(x)]
         queries = between.queries[: len(x)].view(len(x), config.num_attention_heads, config.head_dim)
         normalise(x, layer.norm, config.rms_norm_eps, normed)
-        keys, values = site.keys[number], site.values[number]
         prompt_qkv(
-            normed, layer.qkv, layer.qkv_bias, site.cosines, site.sines, queries, keys, values, start,
-            kv=layer.kv, norms=layer.norms, eps=config.rms_norm_eps, rotary=layer.attention.rotary,
-            pages=pages,
+            normed, layer.qkv, layer.qkv_bias, rotations_of(layer, self.site), queries, self.site.cache[number],
+            pages, start, kv=layer.kv, norms=layer.norms, eps=config.rms_norm_eps,
         )  # fmt: skip
         return queries
 

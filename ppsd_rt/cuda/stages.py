@@ -57,14 +57,7 @@ from .weights import DeviceWeights
 class DeviceStages:
     """One model, one exit head or none, one answer at a time of at most `capacity` tokens, prompt included."""
 
-    def __init__(
-        self,
-        weights: DeviceWeights,
-        capacity: int,
-        cuts: Sequence[int] = (),
-        *,
-        pdl: bool = False,
-    ) -> None:
+    def __init__(self, weights: DeviceWeights, capacity: int, cuts: Sequence[int] = (), *, pdl: bool = False) -> None:
         """cuts: the layers at which verification is cut into stages. pdl: programmatic dependent launches (Hopper).
 
         A stage runs on the device of its layers.

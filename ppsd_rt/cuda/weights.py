@@ -32,7 +32,6 @@ from ..models.stored import Array
 from ..triton_kernels.int4 import GROUP, of_codes
 from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise, quantise_fp8, quantise_int4
 from ..triton_kernels.prompt_layers import OUTPUTS_BLOCK
-from ..triton_kernels.qkv import HeadNorms
 
 QUANTISED: dict[str, Callable[..., Weight]] = {"int8": quantise, "int4": quantise_int4, "fp8": quantise_fp8}
 FORMATS = ("float32", "bfloat16", *QUANTISED)
@@ -71,7 +70,7 @@ class Layer:
     out: Weight  # [hidden, heads * head_dim]
     out_bias: Tensor | None
     attention: LayerAttention
-    norms: HeadNorms | None = None
+    norms: Tensor | None = None  # of the heads of queries and of keys, [2, head_dim]
     post_norm: Tensor | None = None  # [hidden]
     gate_up: Weight | None = None  # [2 inner, hidden]
     down: Weight | None = None  # [hidden, inner]
@@ -146,11 +145,7 @@ class DeviceWeights:
 
     @classmethod
     def from_checkpoint(
-        cls,
-        checkpoint: Checkpoint,
-        format: str,
-        device: torch.device | str,
-        places: Sequence[torch.device] = (),
+        cls, checkpoint: Checkpoint, format: str, device: torch.device | str, places: Sequence[torch.device] = ()
     ) -> "DeviceWeights":
         """places: the device of each layer, the first one's being `device`; none: all are there."""
         if isinstance(checkpoint, RandomCheckpoint):
@@ -375,7 +370,7 @@ class _Loader:
             self.matrix(f"{prefix}self_attn.o_proj.weight", importance=of_out),
             self.plain(f"{prefix}self_attn.o_proj.bias") if out_bias else None,
             config.attention(number),
-            HeadNorms(*(self.plain(f"{prefix}self_attn.{name}_norm.weight") for name in "qk"))
+            torch.stack([self.plain(f"{prefix}self_attn.{name}_norm.weight") for name in "qk"])
             if config.qk_norm
             else None,
             kv=self.matrix(*others, format=of_others) if apart else None,

@@ -13,7 +13,8 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from machine_code import Launch
 
 from ppsd_rt.triton_kernels.attention import attention_kernel
-from ppsd_rt.triton_kernels.linear import linear_kernel
+from ppsd_rt.triton_kernels.cache import Heads
+from ppsd_rt.triton_kernels.linear import Matrix, linear_kernel
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -40,14 +41,13 @@ def test_every_program_asks_for_all_rows():
 def test_scales_count_and_groups_of_int4_are_whole(format, bytes):
     constants = {"BLOCK": 32, "INPUTS": 96, "FORMAT": format}
     assert asked(launch_of(linear_kernel, {"x": "*bf16", "weight": ""}, constants, (6, 1)), 1, 512).once == 192 * bytes
-    apart = {**constants, "KV": True, "HEADS": 5, "HEAD_DIM": 32}
+    apart = {**constants, "KV": Matrix(*[0] * 12), "HEADS": Heads(5, 1, 32)}
     launch = launch_of(linear_kernel, {"x": "*bf16", "weight": ""}, apart, (6, 1))
     assert asked(launch, 1, 512).once == 160 * bytes + 32 * 96 * (1 + 2 / 32)
 
 
 def test_the_cache_is_read_again_for_each_chunk_of_queries():
-    constants = {"KV_HEADS": 2, "HEAD_DIM": 64, "GROUP": 4, "COLUMNS": 16}
-    launch = launch_of(attention_kernel, {"keys": "*bf16"}, constants, (8, 16))
+    launch = launch_of(attention_kernel, {"cache": "*bf16"}, {"HEADS": Heads(8, 2, 64)}, (8, 16))
     position = 2 * 2 * 64 * 2
     assert asked(launch, 4, 512) == Asked(cache=516 * position)
     assert asked(launch, 5, 512) == Asked(cache=517 * position, again=517 * position)

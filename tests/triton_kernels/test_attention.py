@@ -5,19 +5,22 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, close, make, state_of
+import triton.language as tl
+from kernel_support import DEVICE, close, make, paged, state_of
 from kernel_twins import attention_twin
 from triton.runtime import interpreter
 
 import ppsd_rt.triton_kernels.attention as attention_module
-from ppsd_rt.triton_kernels.attention import SPANS, TILE, Partials, attention
+from ppsd_rt.triton_kernels.attention import SPANS, Partials, attention
+from ppsd_rt.triton_kernels.cache import PAGE
 
-ROUND = 4 * TILE  # positions that four programs go round in; most tests have so many, to need fewer positions
+ROUND = 4 * PAGE  # positions that four programs go round in; most tests have so many, to need fewer positions
 
 
 @pytest.fixture
 def four(monkeypatch):
     monkeypatch.setattr(attention_module, "SPANS", 4)
+    monkeypatch.setattr(attention_module, "_SPANS", tl.constexpr(4))
 
 
 def cache_of(kv_heads, capacity, head_dim):
@@ -33,7 +36,7 @@ def attend(queries, keys, values, start, rows, window=None):
     for part in (partials.sums, partials.tops):
         part.fill_(torch.nan)
     out = torch.full_like(padded, 7.0)
-    attention(padded, keys, values, partials, out, state_of(rows, start), window=window)
+    attention(padded, paged(keys, values), partials, out, state_of(rows, start), window=window)
     assert (out[rows:] == 7.0).all(), "rows beyond the count must stay as they are"
     assert not partials.arrived.any(), "the counters are as the next launch needs them"
     return out[:rows]
@@ -46,12 +49,12 @@ def attend(queries, keys, values, start, rows, window=None):
 def test_attention_is_near_the_formula(heads, kv_heads, head_dim, four):
     keys, values = cache_of(kv_heads, 3 * ROUND, head_dim)
     queries = make(16, heads, head_dim, seed=3)
-    at = [(ROUND - 9, 16), (0, 1), (0, 16), (2 * ROUND + 40, 3), (TILE - 3, 5), (ROUND - 1, 1), (ROUND, 1)]
+    at = [(ROUND - 9, 16), (0, 1), (0, 16), (2 * ROUND + 40, 3), (PAGE - 3, 5), (ROUND - 1, 1), (ROUND, 1)]
     for start, rows in at if (heads, head_dim) in ((4, 16), (20, 16)) else at[::3]:
         close(attend(queries, keys, values, start, rows), attention_twin(queries[:rows], keys, values, start))
 
 
-@pytest.mark.parametrize("window", [1, 7, TILE + 3, ROUND + 30])
+@pytest.mark.parametrize("window", [1, 7, PAGE + 3, ROUND + 30])
 def test_a_row_sees_its_window_alone(window, four):
     keys, values = cache_of(1, 3 * ROUND, 16)
     queries = make(16, 2, 16, seed=3)
@@ -63,7 +66,7 @@ def test_a_row_sees_its_window_alone(window, four):
             assert torch.equal(alone, together[row : row + 1])
 
 
-@pytest.mark.parametrize("end", [16, TILE + 5, ROUND, ROUND + 1, ROUND + 7])
+@pytest.mark.parametrize("end", [16, PAGE + 5, ROUND, ROUND + 1, ROUND + 7])
 def test_rows_do_not_depend_on_their_company(end, four):
     """Rows at the 16 positions before `end`: all at once, alone, in other numbers (across a round: all)."""
     keys, values = cache_of(1, 2 * ROUND, 16)
@@ -85,20 +88,20 @@ def test_large_scores_and_far_apart_tiles(four):
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="only the interpreter says which program comes when")
-@pytest.mark.parametrize("window", [None, TILE + 3])
+@pytest.mark.parametrize("window", [None, PAGE + 3])
 def test_the_last_program_to_arrive_may_be_any(window, four, monkeypatch):
     keys, values = cache_of(1, 2 * ROUND, 16)
     queries = make(16, 2, 16, seed=3)
-    there = [attend(queries, keys, values, start, 16, window) for start in (TILE, ROUND - 9, ROUND + 40)]
+    there = [attend(queries, keys, values, start, 16, window) for start in (PAGE, ROUND - 9, ROUND + 40)]
     builder = interpreter.interpreter_builder
     monkeypatch.setattr(builder, "set_grid_idx", lambda x, y, z, at=builder.set_grid_idx: at(x, 3 - y, z))
-    back = [attend(queries, keys, values, start, 16, window) for start in (TILE, ROUND - 9, ROUND + 40)]
+    back = [attend(queries, keys, values, start, 16, window) for start in (PAGE, ROUND - 9, ROUND + 40)]
     assert all(torch.equal(a, b) for a, b in zip(there, back, strict=True))
 
 
 def test_more_tiles_than_programs():
-    keys, values = cache_of(1, (SPANS + 2) * TILE, 16)
-    queries, start = make(16, 2, 16, seed=3), (SPANS + 1) * TILE - 3
+    keys, values = cache_of(1, (SPANS + 2) * PAGE, 16)
+    queries, start = make(16, 2, 16, seed=3), (SPANS + 1) * PAGE - 3
     together = attend(queries, keys, values, start, 6)
     close(together, attention_twin(queries[:6], keys, values, start))
     assert torch.equal(attend(queries[5:], keys, values, start + 5, 1), together[5:])

@@ -5,13 +5,14 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, FORMATS, ROW_COUNTS, close, in_format, make, state_of, table
+from kernel_support import DEVICE, FORMATS, ROW_COUNTS, close, in_format, make, state_of, table, unpaged
 from kernel_twins import linear_twin, qkv_twin, swiglu_twin
 from support import slow
 
 import ppsd_rt.triton_kernels.linear as linear_module
+from ppsd_rt.triton_kernels.cache import PAGE
 from ppsd_rt.triton_kernels.linear import RUNS, Tiling, Weight, linear, quantise, quantise_fp8, tiling
-from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv
+from ppsd_rt.triton_kernels.qkv import qkv
 from ppsd_rt.triton_kernels.swiglu import swiglu
 
 EPS = 1e-5
@@ -109,22 +110,23 @@ def test_linear_rows_do_not_depend_on_count_or_place(norm, splits):
     ],
 )
 def test_qkv(heads, kv_heads, head_dim, hidden, bias, format, normed, rotary):
-    capacity, of_queries, of_others = 64, heads * head_dim, 2 * kv_heads * head_dim
+    capacity, of_queries, of_others = 128, heads * head_dim, 2 * kv_heads * head_dim
     outputs = of_queries + of_others
     x, norm, kv = make(16, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2), None
     weight = matrix(of_queries if format == "int4" else outputs, hidden, format)
     if format == "int4":  # which leaves keys and values int8
         kv = matrix(of_others, hidden, "int8", seed=6)
     offset = make(outputs, seed=3) if bias else None
-    norms = HeadNorms(*(1 + 0.3 * make(head_dim, seed=seed) for seed in (4, 5))) if normed else None
-    cosines, sines = table(capacity, head_dim)
-    alone, how = None, {"kv": kv, "norms": norms, "rotary": rotary}
-    passes = [(1, 9), (16, 9), (5, 0), (2, 9), (16, 48)]
+    norms = 1 + 0.3 * make(2, head_dim, seed=4) if normed else None
+    rotations = table(capacity, head_dim) if rotary else None
+    alone, how = None, {"kv": kv, "norms": norms}
+    passes = [(1, 9), (16, 9), (5, 0), (2, 9), (16, 56)]
     for rows, start in passes if format == "fp32" else passes[:3]:
         queries = torch.zeros(16, heads, head_dim, device=DEVICE)
-        keys, values = torch.zeros(2, kv_heads, capacity, head_dim, device=DEVICE)
-        qkv(x, norm, EPS, weight, offset, cosines, sines, queries, keys, values, state_of(rows, start), **how)
-        twin = qkv_twin(x[:rows], norm, EPS, weight, offset, cosines, sines, heads, kv_heads, start, **how)
+        cache = torch.zeros(capacity // PAGE, 2 * kv_heads, PAGE, head_dim, device=DEVICE)
+        qkv(x, norm, EPS, weight, offset, rotations, queries, cache, state_of(rows, start), **how)
+        keys, values = unpaged(cache)
+        twin = qkv_twin(x[:rows], norm, EPS, weight, offset, rotations, heads, kv_heads, start, **how)
         inside = slice(start, start + rows)
         found = queries[:rows], keys[:, inside].transpose(0, 1), values[:, inside].transpose(0, 1)
         for ours, theirs in zip(found, twin, strict=True):

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
@@ -21,6 +23,8 @@ from machine_code import (
     parsed,
     variants,
 )
+
+from ppsd_rt import triton_kernels
 
 SOUND = Report(
     "linear", 90, 8, 60, 0, 65536, ("LDG.E.EF.128", "ACQBULK", "LDG.E", "LDGSTS.E.BYPASS.128", "HMMA.16816.F32.BF16"),
@@ -92,6 +96,14 @@ def test_three_versions_of_triton_are_recorded_without_faults():
     best = fewest(rows)
     assert not any(row["faults"] for row in rows)
     assert all(row["instructions_per_kib"] <= 1.3 * best[identity(row)] for row in rows)
+
+
+def test_a_kernel_has_at_most_twenty_parameters():
+    names = [f"{triton_kernels.__name__}.{each.name}" for each in iter_modules(triton_kernels.__path__)]
+    found = (item for name in names for item in vars(import_module(name)).items())
+    kernels = {name: its for name, its in found if name.endswith("_kernel")}
+    assert {"qkv_kernel", "heads_kernel", "attention_kernel", "choose_kernel"} <= kernels.keys()
+    assert [name for name, its in kernels.items() if len(its.arg_names) > 20] == []
 
 
 def test_sound_code_has_no_faults():

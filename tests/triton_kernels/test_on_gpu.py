@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch.nn.functional as F
-from kernel_support import DEVICE, make, state_of, table
+from kernel_support import DEVICE, make, paged, state_of, table, unpaged
 from kernel_twins import attention_twin, linear_twin, qkv_twin, swiglu_twin
 from support import slow
 
@@ -22,6 +22,7 @@ from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.random_weights import SHAPES
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.attention import Partials, attention
+from ppsd_rt.triton_kernels.cache import PAGE
 from ppsd_rt.triton_kernels.heads import Scratch, heads, sampling_words
 from ppsd_rt.triton_kernels.linear import (
     Weight,
@@ -109,6 +110,15 @@ def same_rows(run, whole):
         assert torch.equal(run(count), whole[:count]), f"{count} rows"
 
 
+def empty_cache(capacity, c):
+    size = capacity // PAGE, 2 * c.num_key_value_heads, PAGE, c.head_dim
+    return torch.zeros(size, device=DEVICE, dtype=DTYPE)
+
+
+def pages_of(cache):
+    return torch.arange(len(cache), dtype=torch.int32, device=DEVICE)
+
+
 @formats
 @pytest.mark.parametrize("model", [*MODELS, "wide"])
 def test_qkv(model, format):
@@ -116,23 +126,23 @@ def test_qkv(model, format):
     heads_all, start, capacity = c.num_attention_heads + 2 * c.num_key_value_heads, 37, 256
     weight, kv = projections(heads_all, c, format)
     x, norm = make(16, c.hidden_size, seed=1), 1 + 0.1 * make(c.hidden_size, seed=2).to(DTYPE)
-    cosines, sines = table(capacity, c.head_dim)
+    rotations = table(capacity, c.head_dim)
 
     def run(count):
         queries = torch.full((16, c.num_attention_heads, c.head_dim), torch.nan, device=DEVICE)
-        keys, values = (torch.zeros(c.num_key_value_heads, capacity, c.head_dim, device=DEVICE) for _ in range(2))
-        keys, values = keys.to(DTYPE), values.to(DTYPE)
-        qkv(x, norm, EPS, weight, None, cosines, sines, queries, keys, values, state_of(count, start), kv=kv, pdl=PDL)
-        rows = [t[:, start : start + count].transpose(0, 1).float() for t in (keys, values)]
+        cache = empty_cache(capacity, c)
+        qkv(x, norm, EPS, weight, None, rotations, queries, cache, state_of(count, start), kv=kv, pdl=PDL)
+        rows = [t[:, start : start + count].transpose(0, 1).float() for t in unpaged(cache)]
         return torch.cat([queries[:count], *rows], 1)
 
     whole = run(16)
-    twin = torch.cat(qkv_twin(x, norm, EPS, weight, None, cosines, sines, c.num_attention_heads,
-                              c.num_key_value_heads, start, kv=kv), 1)  # fmt: skip
+    twin = qkv_twin(
+        x, norm, EPS, weight, None, rotations, c.num_attention_heads, c.num_key_value_heads, start, kv=kv
+    )  # fmt: skip
     both = weight if kv is None else Weight(torch.cat([weight.wide(), kv.wide()]))
     theirs = eager(normalise_twin(x, norm, EPS), both).unflatten(1, (heads_all, -1))
     truth = linear_twin(x, both, norm=norm, eps=EPS).unflatten(1, (heads_all, -1))
-    assert relative(whole, twin) <= 2 * relative(theirs.to(DTYPE), truth) + 4e-3 * GPU + rounded(
+    assert relative(whole, torch.cat(twin, 1)) <= 2 * relative(theirs.to(DTYPE), truth) + 4e-3 * GPU + rounded(
         format
     )  # the cache is rounded
     same_rows(run, whole)
@@ -209,11 +219,11 @@ def test_attention(model, start):
     keys, values = make(*shape, seed=1).to(DTYPE), make(*shape, seed=2).to(DTYPE)
     keys[:, start + 16 :] = values[:, start + 16 :] = torch.nan  # must not be read
     queries = make(16, c.num_attention_heads, c.head_dim, seed=3)
-    partials = Partials(c.num_attention_heads, c.num_key_value_heads, c.head_dim, DEVICE)
+    partials, cache = Partials(c.num_attention_heads, c.num_key_value_heads, c.head_dim, DEVICE), paged(keys, values)
 
     def run(count):
         out = torch.full(queries.shape, torch.nan, device=DEVICE, dtype=DTYPE)
-        attention(queries, keys, values, partials, out, state_of(count, start), pdl=PDL)
+        attention(queries, cache, partials, out, state_of(count, start), pdl=PDL)
         return out[:count]
 
     whole, truth = run(16), attention_twin(queries, keys, values, start)
@@ -226,7 +236,7 @@ def test_attention(model, start):
     same_rows(run, whole)
     if start == 250:
         alone = torch.full((128, *queries.shape[1:]), torch.nan, device=DEVICE, dtype=DTYPE)[:16]
-        prompt_attention(queries.to(DTYPE), keys, values, alone, start)
+        prompt_attention(queries.to(DTYPE), cache, pages_of(cache), alone, start)
         near(alone, truth, theirs[0].transpose(0, 1).float() if GPU else truth)
 
 
@@ -264,15 +274,14 @@ def test_prompt_attention_layer(model, format):
     c, rows, start = CONFIGS[model], 300 if GPU else 140, 37
     count = c.num_attention_heads + 2 * c.num_key_value_heads
     weight, kv = projections(count, c, format)
-    x, (cosines, sines) = make(rows, c.hidden_size, seed=1).to(DTYPE), table(512, c.head_dim)
+    x, rotations = make(rows, c.hidden_size, seed=1).to(DTYPE), table(512, c.head_dim)
     queries = torch.full((rows, c.num_attention_heads, c.head_dim), torch.nan, device=DEVICE, dtype=DTYPE)
-    keys, values = (torch.zeros(c.num_key_value_heads, 512, c.head_dim, device=DEVICE).to(DTYPE) for _ in range(2))
-    prompt_qkv(x, weight, None, cosines, sines, queries, keys, values, start, kv=kv)
+    cache = empty_cache(512, c)
+    prompt_qkv(x, weight, None, rotations, queries, cache, pages_of(cache), start, kv=kv)
+    keys, values = unpaged(cache)
     ones = torch.ones(c.hidden_size, device=DEVICE)
     size = x.float().square().mean(-1, keepdim=True).sqrt()  # the twin normalises: this takes it back
-    twin = qkv_twin(
-        x, ones, 0.0, weight, None, cosines, sines, c.num_attention_heads, c.num_key_value_heads, start, kv=kv
-    )
+    twin = qkv_twin(x, ones, 0.0, weight, None, rotations, c.num_attention_heads, c.num_key_value_heads, start, kv=kv)
     assert relative(queries, twin[0] * size[:, :, None]) < (1e-2 if GPU else 1e-5)
     inside = slice(start, start + rows)
     assert relative(keys[:, inside].transpose(0, 1), twin[1] * size[:, :, None]) < (1e-2 if GPU else 1e-5)

@@ -5,13 +5,13 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, FORMATS, close, in_format, make, table
+from kernel_support import DEVICE, FORMATS, close, in_format, make, paged, table, unpaged
 from kernel_twins import attention_twin, linear_twin, qkv_twin, swiglu_twin
 
+from ppsd_rt.triton_kernels.cache import PAGE
 from ppsd_rt.triton_kernels.linear import normalise_twin
-from ppsd_rt.triton_kernels.prompt_attention import ROWS_BLOCK, TILE, prompt_attention
+from ppsd_rt.triton_kernels.prompt_attention import ROWS_BLOCK, prompt_attention
 from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
-from ppsd_rt.triton_kernels.qkv import HeadNorms
 
 EPS = 1e-5
 formats = pytest.mark.parametrize("format", FORMATS)
@@ -19,6 +19,11 @@ formats = pytest.mark.parametrize("format", FORMATS)
 
 def matrix(outputs, inputs, format, seed=0):
     return in_format(make(outputs, inputs, seed=seed) / inputs**0.5, format)
+
+
+def shuffled(capacity):
+    """A page table."""
+    return torch.randperm(capacity // PAGE, generator=torch.Generator().manual_seed(1)).to(DEVICE, torch.int32)
 
 
 def test_normalise():
@@ -74,14 +79,15 @@ def test_qkv(heads, kv_heads, head_dim, bias, format, normed, rotary):
     if format == "int4":  # which leaves keys and values int8
         kv = matrix(2 * kv_heads * head_dim, hidden, "int8", seed=6)
     offset = make(outputs, seed=3) if bias else None
-    norms = HeadNorms(*(1 + 0.3 * make(head_dim, seed=seed) for seed in (4, 5))) if normed else None
-    cosines, sines = table(capacity, head_dim)
+    norms = 1 + 0.3 * make(2, head_dim, seed=4) if normed else None
+    rotations = table(capacity, head_dim) if rotary else None
     y, queries = torch.empty_like(x), torch.zeros(rows, heads, head_dim, device=DEVICE)
-    keys, values = torch.zeros(2, kv_heads, capacity, head_dim, device=DEVICE)
+    cache, pages = torch.zeros(capacity // PAGE, 2 * kv_heads, PAGE, head_dim, device=DEVICE), shuffled(capacity)
     normalise(x, norm, EPS, y)
-    how = {"kv": kv, "norms": norms, "rotary": rotary}
-    prompt_qkv(y, weight, offset, cosines, sines, queries, keys, values, start, eps=EPS, **how)
-    twin = qkv_twin(x, norm, EPS, weight, offset, cosines, sines, heads, kv_heads, start, **how)
+    how = {"kv": kv, "norms": norms}
+    prompt_qkv(y, weight, offset, rotations, queries, cache, pages, start, eps=EPS, **how)
+    keys, values = unpaged(cache[pages.long()])
+    twin = qkv_twin(x, norm, EPS, weight, offset, rotations, heads, kv_heads, start, **how)
     inside = slice(start, start + rows)
     for ours, theirs in zip(
         (queries, keys[:, inside].transpose(0, 1), values[:, inside].transpose(0, 1)), twin, strict=True
@@ -96,14 +102,14 @@ def test_qkv(heads, kv_heads, head_dim, bias, format, normed, rotary):
     ("heads", "kv_heads", "head_dim", "window"), [(2, 2, 16, None), (3, 1, 48, None), (2, 1, 16, 5), (2, 1, 16, 100)]
 )
 def test_attention(heads, kv_heads, head_dim, window):
-    rows, start = ROWS_BLOCK + 20, TILE - 7
+    rows, start, pages = ROWS_BLOCK + 20, PAGE - 7, shuffled(256)
     keys, values = make(kv_heads, 256, head_dim, seed=1), make(kv_heads, 256, head_dim, seed=2)
     keys[:, start + rows :] = values[:, start + rows :] = torch.nan  # must not be read
     queries = 3 * make(rows, heads, head_dim, seed=3)
-    out = torch.full_like(queries, torch.nan)
-    prompt_attention(queries, keys, values, out, start, window)
+    out, cache = torch.full_like(queries, torch.nan), paged(keys, values)[pages.argsort()]
+    prompt_attention(queries, cache, pages, out, start, window)
     close(out, attention_twin(queries, keys, values, start, window))
     for first, last in [(0, 1), (5, 77), (100, rows)]:
         alone = torch.full_like(queries[first:last], torch.nan)
-        prompt_attention(queries[first:last], keys, values, alone, start + first, window)
+        prompt_attention(queries[first:last], cache, pages, alone, start + first, window)
         assert torch.equal(alone, out[first:last])

@@ -54,15 +54,14 @@ def toy_model(folder: Path) -> Path:
 
 def side_by_side(engine, gpu, schedule):
     """-> the three answers alone by the stages of one, and side by side by the loop."""
-    from ppsd_rt.cuda import backend
-    from ppsd_rt.cuda.graphs import StepGraphs
+    from ppsd_rt.cuda.graphs import Graphs
     from ppsd_rt.cuda.passes import CudaPasses
 
     asked = [(PROMPT, GREEDY), (PROMPT[:3], SAMPLED), (PROMPT[2:], replace(SAMPLED, temperature=1.3, seed=2**40))]
     asked = [(prompt, replace(params, max_tokens=5)) for prompt, params in asked]
     alone = [engine.generate(*each, "plain").run().ids for each in asked]
     device = torch.device("cpu")
-    graphs = None if engine.backend.facts()["launches"] == "one by one" else StepGraphs(device, backend.Recorder())
+    graphs = None if engine.backend.facts()["launches"] == "one by one" else Graphs(device)
     passes = CudaPasses(engine.backend.weights, 4, pdl=gpu.sm >= 90, graphs=graphs)
     loop = _native.Loop.of_passes(passes, 4, 8, 16)
     streams = []

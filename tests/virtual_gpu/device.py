@@ -119,24 +119,18 @@ def _backend_believes(gpu: VirtualGpu) -> None:
     """The cuda backend takes the CPU for a GPU whose launches can be captured."""
     from ppsd_rt.cuda import backend, errors, graphs, weights
 
-    class Recorder(graphs.Recorder):
-        def warm_up(self, steps: list[tuple[Callable[[], None], torch.device]]) -> None:
-            pass
-
-        def record(self, step: Callable[[], None], priority: int, stage: int, device: torch.device) -> int:
-            return gpu.record(step)
-
     started = backend.CudaBackend.__init__
 
     def start(self: Any, checkpoint: Any, dtype: str, *args: Any, **options: Any) -> None:
         started(self, checkpoint, "bfloat16" if dtype == "auto" else dtype, *args, **options)
-        self._eager = errors.switch("PPSD_CUDA_EAGER")
+        self._alone.eager = errors.switch("PPSD_CUDA_EAGER")
         gpu.forget()  # its weights may be where an earlier engine's kernels have written
 
     # A GPU's memory begins at multiples of 16, and kernels are compiled for that; a mapped file's tensors do not.
     mapped = weights._mapped
     weights._mapped = lambda tensors: lambda name: mapped(tensors)(name).clone()
-    backend.Recorder = Recorder
+    graphs.Graphs.warm_up = lambda *_: None
+    graphs.Graphs.record = lambda graphs, step, *_: gpu.record(step)
     backend.CudaBackend.__init__ = start
     errors.pick_device = lambda name: torch.device("cpu")
     errors.launches_dependently = lambda devices: gpu.sm >= 90 and not errors.switch("PPSD_NO_PDL")

@@ -128,9 +128,9 @@ MUTATIONS = {
     "a lock that nobody opens": Mutation("arrived_kernel", without(r"@%p\d+ atom\.global\.gpu\.release\.exch[^;]*;")),
     # values and places
     "a mask less": Mutation("prompt_attention_kernel", unguarded(r"st\.global"), "plain"),
-    "a mask less, reading": Mutation("choose_kernel", unguarded(r"ld\.global", 2), "plain"),
+    "a mask less, reading": Mutation("choose_kernel", unguarded(r"ld\.global", 5), "plain"),
     "two arguments swapped": Mutation("linear_kernel", swapped(0, 3)),
-    "keys and values swapped": Mutation("attention_kernel", swapped(1, 2)),
+    "the cache and sums swapped": Mutation("attention_kernel", swapped(1, 2)),
     "a store beside its place": Mutation(
         "linear_kernel", instead(r"(st\.global[.\w]* \[ %rd\d+ \+) 0 ", r"\1 4 "), "plain"
     ),

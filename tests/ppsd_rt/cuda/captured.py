@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 from ppsd_rt.backend import RunOptions
-from ppsd_rt.cuda import backend as cuda_backend
-from ppsd_rt.cuda import graphs
+from ppsd_rt.cuda.graphs import Graphs
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.sampling.params import SamplingParams
@@ -48,42 +47,35 @@ def punctual():
     return sum(Path(f"/proc/{task}/timerslack_ns").read_text().strip() == "1000" for task in tasks)
 
 
-class FakeRecorder(graphs.Recorder):
-    punctual = 0  # threads, while a graph ran
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def warm_up(self, steps):
-        pass
-
-    def record(self, step, priority, stage, device):
-        def run(_):
-            FakeRecorder.punctual = max(FakeRecorder.punctual, punctual())
-            try:
-                with interpreter:
-                    step()
-            except BaseException as error:
-                print(error, file=sys.stderr)
-                return 719
-            return 0
-
-        self.calls.append(RUN(run))
-        return fake.fake_cuda_graph(self.calls[-1], None)
+most_punctual = [0]  # threads, while a graph ran
+recorded = []
 
 
-class NoRecorder(graphs.Recorder):
-    def warm_up(self, steps):
-        raise RuntimeError("no room for a graph\nand more that nobody reads")
+def record(graphs, step, lane, device):
+    def run(_):
+        most_punctual[0] = max(most_punctual[0], punctual())
+        try:
+            with interpreter:
+                step()
+        except BaseException as error:
+            print(error, file=sys.stderr)
+            return 719
+        return 0
+
+    recorded.append(RUN(run))
+    return fake.fake_cuda_graph(recorded[-1], None)
 
 
-def engine_of(folder, recorder=FakeRecorder, serial=False, **options):
+def no_room(graphs, step, device):
+    raise RuntimeError("no room for a graph\nand more that nobody reads")
+
+
+def engine_of(folder, warm_up=lambda *_: None, serial=False, **options):
     os.environ["PPSD_CUDA_SERIAL"] = str(int(serial))
-    cuda_backend.Recorder = recorder
+    Graphs.warm_up, Graphs.record = warm_up, record
     options = {"exit_head": "norm:1", "device": "cpu", **options}
     engine = Engine.from_pretrained(folder, backend="cuda", **options)
-    engine.backend._eager = False
+    engine.backend._alone.eager = False
     return engine
 
 
@@ -98,7 +90,7 @@ def answer(engine, schedule, trace=False, params=PARAMS, prompt=PROMPT):
         "ids": completion.ids,
         "judged": completion.statistics.judged,
         "launches": engine.backend.facts()["launches"],
-        "punctual": FakeRecorder.punctual,
+        "punctual": most_punctual[0],
         "streams": len(streams),
         "graph launches": sum(call.function == b"cuGraphLaunch" for call in calls),
         "events": sum(call.function == b"cuEventRecord" for call in calls),
@@ -156,7 +148,7 @@ def devices(folder):
         guard.launches.clear()
         result[name] = answer(engine, schedule, trace=schedule == "ppsd", params=params)
         result[name]["devices"] = len(guard.launches)
-        engine.backend._drop_stages()
+        engine.backend._alone.drop()
     first, second = (engine.generate(PROMPT, greedy, "plain") for _ in range(2))
     tokens = iter(first)
     said = [next(tokens).id]
@@ -205,7 +197,7 @@ def loss(folder):
 
 
 def uncaptured(folder):
-    engine = engine_of(folder, NoRecorder)
+    engine = engine_of(folder, no_room)
     plain = engine.generate(PROMPT, PARAMS, "plain").run().ids
     ids = engine.generate(PROMPT, PARAMS, "elastic").run().ids
     return {"plain": plain, "ids": ids}

@@ -1,7 +1,7 @@
 """The whole cuda backend on the fake driver: captured stages, two streams, the C++ carrier, kernels in the interpreter.
 
-What takes torch's place is the recorder alone: its graphs are functions that the fake driver calls, in the order of
-their streams, on its own threads.
+What takes torch's place are two methods of `Graphs`: its graphs are functions that the fake driver calls, in the order
+of their streams, on its own threads.
 """
 
 import json

@@ -17,7 +17,7 @@ from support import slow
 
 import ppsd_rt.cuda.prompt
 from ppsd_rt.backend import Oracle
-from ppsd_rt.cuda.graphs import CaptureFailed, Recorder, _capturing
+from ppsd_rt.cuda.graphs import CaptureFailed, Graphs
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.state import (
@@ -178,16 +178,25 @@ def test_nothing_is_collected_while_graphs_are_captured():
     """An older engine's graphs and memory, which a thread that captures must not free."""
     found = []
 
-    def capture():
-        with _capturing(Recorder()):
+    class Failing(Graphs):
+        def __init__(self):
+            pass
+
+        def close(self):
+            pass
+
+        def warm_up(self, step, device):
             found.append(gc.isenabled())
             raise RuntimeError("no")
+
+    graphs = Failing()
+    graphs._devices = [None]
 
     for begun in (True, False):
         (gc.enable if begun else gc.disable)()
         try:
             with pytest.raises(CaptureFailed, match="no"):
-                capture()
+                graphs.capture({("step", 0): (None, -1)})
             assert gc.isenabled() == begun
         finally:
             gc.enable()

@@ -157,13 +157,10 @@ def test_rows_of_one_answer_alone_may_stand_in_pages():
     passes.reserve(2 * PAGE, 0)
     text = [*LONG[: PAGE - 1], 4, 8, 15]
     expected = stages.logits(text, 1).numpy()
-    for layer in (*stages.buffers.keys, *stages.buffers.values):
-        layer[:, len(text) - 1 :] = torch.nan  # as if it had never run the last row
-    pages = [2, 0]
-    seats = [pages[position // PAGE] * PAGE + position % PAGE for position in range(len(text) - 1)]
-    for mine, theirs in zip((passes.keys, passes.values), (stages.buffers.keys, stages.buffers.values), strict=True):
-        for to, layer in zip(mine, theirs, strict=True):
-            to[:, seats] = layer[:, : len(text) - 1]
+    pages, (page, place) = [2, 0], divmod(len(text) - 1, PAGE)
+    for mine, theirs in zip(passes.cache, stages.buffers.cache, strict=True):
+        theirs[page, :, place:] = torch.nan  # as if it had never run the last row
+        mine[pages] = theirs
     where = [(len(text) - 1, 1, pages, 0)]
     passes.late(where, passes.early(where, passes.embed(text[-1:]), None), None)
     assert np.array_equal(passes.logits([(0, len(text) - 1)]), expected)

@@ -150,4 +150,4 @@ def test_costs_are_measured(monkeypatch):
     """By a clock on which the layer of the first stage takes 2 seconds, and that of the last with the LM head 5."""
     monkeypatch.setattr("ppsd_rt.cuda.placement.perf_counter", iter([0.0, 2.0, 10.0, 15.0]).__next__)
     config = LlamaConfig.from_dict(tiny_config(**SHAPE, num_hidden_layers=8))
-    assert measure(config, "float32", CPUS[1], pdl=False, recorder=None) == Measured(2.0, 3.0)
+    assert measure(config, "float32", CPUS[1], pdl=False, captured=False) == Measured(2.0, 3.0)
