@@ -41,7 +41,7 @@ DEFAULT = re.compile(r"^\| `(?:-\w`, `)?(--[a-z][\w-]*)[^|]*\| ([\d .]+) \|", re
 NAMED = re.compile(r"`_?([A-Za-z_][\w:.]*)`,? (?:of|in) `((?:[\w.-]+/)+[\w.-]+\.(?:py|h|cpp))`")
 CONSTANT = re.compile(r"^\| `(\w+)`(?:, `(\w+)`)? \| ([\d.]+)(?:, (\d+))? \|", re.MULTILINE)
 FOREIGN = {"--address", "--check", "--max-restarts", "--model_args", "--nproc-per-node"}  # other programs' options
-GONE = {"--cluster", "--measured", "--second"}  # of which history tells
+GONE = {"--bandwidth", "--cluster", "--measured", "--row-bytes", "--second"}  # of which history tells
 WIRE = int(re.findall(r"kWireVersion = (\d+);", (ROOT / "csrc/stages/wire.h").read_text())[0])
 LIMITS = {  # what a page says: the constant that makes it true
     ("docs/design/overview.md", r"answers at once \| up to (\d+) \|"): MOST_ANSWERS,

@@ -410,8 +410,8 @@ def _claim(path: Path, wanted: dict[str, Any], at_least: str = "") -> bool:
         found = read_json_object(path)
         for key, value in wanted.items():
             have = found.get(key)
-            more = key == at_least and isinstance(have, list) and all(type(item) is int for item in have)
-            if have != value and not (more and set(value) <= set(have)):
+            known = {item for item in have if type(item) is int} if isinstance(have, list) else set()
+            if have != value and not (key == at_least and known.issuperset(value)):
                 raise PpsdError(
                     f"{path.parent} was begun with {key} = {one_line(have)}, not {value}: "
                     "resume with the same options, or choose another folder"

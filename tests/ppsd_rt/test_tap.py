@@ -96,7 +96,7 @@ def test_every_schedule_gives_the_plain_answer(folder, head, format, temperature
 @pytest.mark.parametrize("backend", ["cpu", slow("torch")])
 def test_many_at_once(folder, head, backend):
     """Prompts that begin alike share blocks; some answers are interrupted, and computed again."""
-    pages = {"kv_memory": 40_000_000 if backend == "torch" else 700_000}
+    pages = {"kv_memory": 40_000_000 if backend == "torch" else 450_000}
     engine = load(folder, head, backend, **pages)
     beginning = "In the beginning was the word. " * 5
     prompts = [beginning + str(i) * (i % 4 + 1) for i in range(10)] + ["x", "y" * 130]
