@@ -308,7 +308,7 @@ def test_template_variables(tmp_path, run):
 
     (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": 3}))
     assert run("hi", *model, "--raw", model=False)[0] == 0
-    assert "chat_template must be a string" in run("hi", *model, model=False)[2]
+    assert "tokenizer_config.json: chat_template is" in run("hi", *model, model=False)[2]
     assert json.loads(run("info", "--model", folder, "--json", model=False)[1])["model"]["template_variables"] == []
 
 
