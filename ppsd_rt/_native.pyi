@@ -389,7 +389,6 @@ class LaunchPlan:
 WIRE_VERSION: int
 
 def pass_words(hidden: int, taps: int = 0) -> int: ...  # of the longest message; taps: of an EAGLE-3 head
-def wire_clock() -> int: ...
 def precise_waits() -> None: ...  # of the calling thread: the system may otherwise wake it 50 us late
 def sleep_until(clock: int) -> None: ...
 def drafting_block_bytes(model: Model) -> int: ...  # of rank 0's layers and exit head
@@ -422,6 +421,6 @@ class Station:
     def close(self) -> None: ...
     def busy_seconds(self) -> float: ...
     passes: Final[int]  # that it has worked on to their end
-    def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # on the wire_clock()
+    def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # by its host's clock
 
 testing: ModuleType  # what only tests and benchmarks call, csrc/tests/bindings.cpp

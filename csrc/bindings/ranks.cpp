@@ -20,7 +20,6 @@ using Words = py::array_t<int32_t, py::array::c_style>;
 
 void bind_ranks(py::module_& m) {
   m.attr("WIRE_VERSION") = kWireVersion;
-  m.def("wire_clock", &wire_clock);
   m.def("precise_waits", &precise_waits);
   m.def("sleep_until", &sleep_until, py::arg("clock"), py::call_guard<py::gil_scoped_release>());
   m.def("drafting_block_bytes", [](const PyModel& model) {

@@ -10,8 +10,6 @@ namespace ppsd {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kDisturbed = 1.6;   // times what was expected: more is somebody else's doing
-
 Schedule fitted(Schedule schedule, bool overlap) {
   schedule.max_chunk = std::min(schedule.max_chunk, kMaxChunk);
   schedule.lookahead = std::min(schedule.lookahead, kPassRows - 1);
@@ -220,7 +218,7 @@ void Policy::learn(Drafting* drafting, const Round& round, bool in_flight, Clock
   const bool overlapped = drafting->overlaps || drafting->left_over, follows = drafting->alone && since != Clock::time_point();
   const double wall = follows ? std::chrono::duration<double>(now - since).count() : 0.0;
   // What lies between passes is part of a round, unless it is so long that the round waited for something else.
-  const bool its_own = follows && wall > round_seconds_ && wall < kDisturbed * std::max(beside_passes_, 1.0) * round_seconds_;
+  const bool its_own = follows && wall > round_seconds_ && wall < kDrafts.disturbed * std::max(beside_passes_, 1.0) * round_seconds_;
   const double passes = overlapped || its_own ? wall : round_seconds_;
   charge(drafting, round, overlapped, passes);
   if (!drafting->alone) return;
@@ -270,7 +268,7 @@ void Policy::charge(Drafting* drafting, const Round& round, bool overlapped, dou
   if (drafting->alone && drafts == 0 && round.rows == 1 && !overlapped) {
     if (plain_left_ != 2) {   // the first one finds in the caches what other rounds have left
       const double its = seconds / times.plain(), known = beside_passes_;
-      beside_passes_ += known > 0.0 ? 0.3 * (std::clamp(its, known / kDisturbed, known * kDisturbed) - known) : its;
+      beside_passes_ += known > 0.0 ? 0.3 * (std::clamp(its, known / kDrafts.disturbed, known * kDrafts.disturbed) - known) : its;
       since_plain_ = 0;
     }
     plain_left_ = std::max(plain_left_ - 1, 0);

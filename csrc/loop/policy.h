@@ -59,6 +59,7 @@ struct DraftTuning {
   int acquainted = 8;          // verdicts; until then a head is tried whenever that can be paid
 
   int plain_after = 64;        // drafting rounds before two plain ones say again what a plain one takes
+  double disturbed = 1.6;      // times what was expected: a round that takes more waited for something else
   double probing = 0.015;      // share of the time that drafts may cost that are only tried
   int last_probe = 64;         // plain rounds before a draft is tried, at most, if a draft is cheap
 
