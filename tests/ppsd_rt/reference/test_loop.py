@@ -1,5 +1,7 @@
 """The loop over passes in Python that have ways of their own: other bits for a prompt's rows, and choices."""
 
+from threading import Event
+
 import pytest
 import torch
 from sampler_twin import Sampler
@@ -91,9 +93,16 @@ def test_texts_share_rows_of_prompts_alone():
 def test_decoded_rows_are_run_again_as_such(schedule):
     """Of answers that made room for others, and of one that goes on from what it has said elsewhere."""
     prompts = [[number, *PROMPT[: 30 + 9 * number]] for number in range(4)]
-    expected = [alone(Apart, prompt, 40) for prompt in prompts]
-    loop = loop_of(Apart, pages=4)
+    expected, all_there = [alone(Apart, prompt, 40) for prompt in prompts], Event()
+
+    class Waiting(Apart):
+        def early(self, *given):
+            all_there.wait()
+            return super().early(*given)
+
+    loop = loop_of(Waiting, pages=3)  # two run, and grow into a second one each
     answers = [begin(loop, prompt, 40, schedule=schedule) for prompt in prompts]
+    all_there.set()
     assert [ids_of(answer) for answer in answers] == expected
     assert loop.counts["preempted"] > 0
     for cut in (1, 20):
