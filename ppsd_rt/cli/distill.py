@@ -28,7 +28,7 @@ from ..models.checkpoint import Checkpoint
 from ..models.files import read_json_object
 from ..models.head_file import NGRAM, HeadFile, HeadInfo, find_shipped, read_info
 from ..models.tokenizer import Tokenizer
-from ..planning.price import expected_speed, measured_price
+from ..pipeline.price import expected_speed, measured_price
 from ..printable import printable, quoted
 from ..reference.backend import TorchBackend, pick_device
 from . import signals

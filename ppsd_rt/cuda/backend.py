@@ -29,10 +29,10 @@ from ..loop_backend import LoopBackend
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile, HeadInfo, refuse_eagle3
+from ..pipeline import learned
 from ..pipeline.rounds import Drafted, Round
 from ..pipeline.schedule import Auto, Schedule, copying
-from ..planning import learned
-from ..planning.split import cut_layers
+from ..pipeline.split import cut_layers
 from ..sampling.params import SamplingParams
 from ..trace import occupancy
 from . import errors

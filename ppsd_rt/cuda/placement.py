@@ -18,7 +18,7 @@ import torch
 from ..errors import UsageError
 from ..models.config import LlamaConfig
 from ..models.head_file import LAYERS, HeadInfo
-from ..planning.split import LayerCosts, best_split, is_split
+from ..pipeline.split import LayerCosts, best_split, is_split
 from ..sampling.params import SamplingParams
 from .devices import synchronise, synonyms
 from .errors import weight_bytes
@@ -85,7 +85,7 @@ class Measured:
 
 
 def best_sizes(layers: int, costs: Sequence[Measured], head: HeadInfo | None, draft_share: float) -> tuple[int, ...]:
-    """Layers of each device, by what they cost there: the slowest of them sets the pace, see ppsd_rt/planning/split.py.
+    """Layers of each device, by what they cost there: the slowest of them sets the pace, see ppsd_rt/pipeline/split.py.
 
     draft_share: of the vocabulary, what the exit head draws from.
     """

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..backend import Oracle
 from ..errors import UsageError
-from ..planning.split import cut_layers
+from ..pipeline.split import cut_layers
 from ..sampling.params import SamplingParams
 from ..triton_kernels.heads import sampling_words
 from ..triton_kernels.state import (

@@ -75,10 +75,11 @@ class Line:
         return self._closed.is_set()
 
     def close(self) -> None:
+        """Wakes who reads. The descriptor goes with the last thread that has it: one who is about to wait on its number
+        would wait on whatever is opened next."""
         self._closed.set()
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)  # wakes who reads
-        self._connection.close()
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def _message(self, longest: int, end: float | None = None) -> Message:
         searched, place = 0, -1

@@ -24,7 +24,7 @@ from ..distill.prompts import Prompts, encode
 from ..distill.rate import first_rate
 from ..distill.samplers import NativeSampler
 from ..distill.self_text import LEAST_ANSWER, MAX_ANSWER
-from ..distill.shards import HELD_OUT, NativeSamplers, Plan, Text, read_shard
+from ..distill.shards import HELD_OUT, Plan, Text, native_samplers, read_shard, write_shards
 from ..distill.train import CHUNK, Trainer, TrainSettings, batches
 from ..errors import PpsdError
 from ..models.checkpoint import Checkpoint
@@ -81,7 +81,7 @@ class Learning:
         self._check_room(before, 2 * len(layers) * config.hidden_size * plan.tokens(plan.missing()))
         unique = Deduplication(self.tokenizer, ())
         judged, learned, place = self._divide(unique, self._most(layers))
-        for tokens in NativeSamplers(self.checkpoint.folder, self.format).write_shards(plan, 1):
+        for tokens in write_shards(plan, native_samplers(self.checkpoint, self.format, plan)):
             yield "writing text to mix in", tokens, plan.tokens(range(2))
         held_out, general = unique.new(read_shard(plan.folder, HELD_OUT)), len(plan.mix.names)
         fixed = [text for text in held_out if text.family == general]  # of prompts that the other shard does not have

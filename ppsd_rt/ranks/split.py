@@ -1,4 +1,4 @@
-"""How many layers each rank gets: as the user says, or as planning/split.py finds from costs measured here."""
+"""How many layers each rank gets: as the user says, or as pipeline/split.py finds from costs measured here."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -8,7 +8,7 @@ import numpy as np
 from .. import _native
 from ..errors import UsageError
 from ..models.head_file import HeadFile
-from ..planning.split import LayerCosts, best_split, is_split
+from ..pipeline.split import LayerCosts, best_split, is_split
 from .slices import CpuSlices
 
 _REPEATS = 12

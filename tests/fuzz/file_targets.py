@@ -15,8 +15,8 @@ from ppsd_rt.distill.shards import read_shard
 from ppsd_rt.models.chat_template import ChatTemplate
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.tokenizer import load_tokenizer
-from ppsd_rt.planning import learned
-from ppsd_rt.planning.learned import prior
+from ppsd_rt.pipeline import learned
+from ppsd_rt.pipeline.learned import prior
 
 from .command_line import run_main
 from .mutations import (

@@ -32,11 +32,6 @@ DEEP = "[" * 100_000
 LIE = "{'descr': '<f4', 'fortran_order': False, 'shape': (3000000000, 3000), }\n"
 
 KNOWN: dict[str, list[Any]] = {
-    "calls": [
-        [("begin", 9, 40, schedule, 0, False), *first, ("head", "none"), ("run", 0)]
-        for schedule in ("eesd", "elastic", "auto")
-        for first in ([], [("advance", 0, 2)])
-    ],
     "wire": [
         [wire_message(1, [(1, 0, 0, 3, 1)])],
         [

@@ -259,7 +259,7 @@ def test_check_reports_the_first_difference_with_both_logits(run, head, tmp_path
     monkeypatch.setattr(TorchPasses, "logits", wrong)
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"id": "a", "prompt": "one"}\n')
-    args = ("check", "--prompts", path, "-n", 30, "--exit-head", head, "--backend", "torch")
+    args = ("check", "--prompts", path, "-n", 12, "--exit-head", head, "--backend", "torch")
     args += ("--schedule", "eesd:stop_rule=fixed")
     status, out, _ = run(*args, "--sampling", "greedy", "--json")
     assert status == 1

@@ -6,7 +6,7 @@ from statistics import mean
 import pytest
 
 from ppsd_rt._native import testing
-from ppsd_rt.planning import learned
+from ppsd_rt.pipeline import learned
 
 FAST = {1: 5.0, 2: 5.2, 4: 5.5, 8: 6.2, 16: 8.6}  # milliseconds of a pass by its rows: int8 with VNNI
 DEAR = {1: 6.6, 2: 7.7, 4: 11.6, 8: 21.0, 16: 38.2}  # int4 on AVX2

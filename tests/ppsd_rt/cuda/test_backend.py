@@ -166,7 +166,7 @@ def test_stop_ids_end_the_answer(engine, plain):
 @pytest.mark.parametrize("schedule", ["eesd:length=2,stop_rule=fixed", slow("elastic"), slow("plain")])
 def test_an_answer_begins_alone_and_goes_on_in_company(engine, plain, schedule, monkeypatch):
     """Its captured stages end at a committed token; prompt's and decoded rows are run again as what they were."""
-    penalised = replace(GREEDY, max_tokens=4, repetition_penalty=1.3, logprobs=1)
+    penalised, few = replace(GREEDY, max_tokens=2, repetition_penalty=1.3, logprobs=1), replace(GREEDY, max_tokens=2)
     expected = engine.generate(PROMPT[1:], penalised, "plain").run()
     first = engine.generate(PROMPT, SAMPLED, schedule)
     tokens = iter(first)
@@ -174,11 +174,11 @@ def test_an_answer_begins_alone_and_goes_on_in_company(engine, plain, schedule, 
     assert engine.backend._answer is not None
     asked, decode = [], engine.backend._answers.decode
     monkeypatch.setattr(engine.backend._answers, "decode", lambda *which: (asked.append(which[0]), decode(*which))[1])
-    others = [engine.generate(PROMPT, GREEDY, schedule), engine.generate(PROMPT[1:], penalised, schedule)]
+    others = [engine.generate(PROMPT, few, schedule), engine.generate(PROMPT[1:], penalised, schedule)]
     begun = [next(iter(other)).id for other in others]
     assert engine.backend._answer is None and len(engine.backend._beside) == 2
     assert (*said, *(token.id for token in tokens)) == first.completion.ids == plain[SAMPLED]
-    assert [other.run().ids for other in others] == [plain[GREEDY], expected.ids]
+    assert [other.run().ids for other in others] == [plain[GREEDY][:2], expected.ids]
     assert begun == [plain[GREEDY][0], expected.ids[0]]
     assert [each.top[0][0] for each in others[1].completion.logprobs] == [e.top[0][0] for e in expected.logprobs]
     assert not engine.backend._beside

@@ -150,7 +150,7 @@ def test_without_a_head_and_from_answer_to_answer(monkeypatch):
         assert told(records_of(stages, 2 * number + 1), prompt) == truth
 
 
-@pytest.mark.parametrize("format", ["float32", slow("int8"), "int4", slow("fp8")])
+@pytest.mark.parametrize("format", ["float32", *map(slow, ("int8", "int4", "fp8"))])
 def test_ids_of_the_text_may_be_drafted_too(format):
     """Their rows are those that a head has which lists them; they are of one text."""
     weights, ids = weights_of(model_of(num_hidden_layers=2), format=format), [5, 9]

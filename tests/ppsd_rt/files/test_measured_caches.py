@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ppsd_rt.files import cache as cache_file
-from ppsd_rt.planning import learned
+from ppsd_rt.pipeline import learned
 
 
 def write_bytes(content):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppsd_rt.errors import UsageError
-from ppsd_rt.planning.split import LayerCosts, best_split
+from ppsd_rt.pipeline.split import LayerCosts, best_split
 
 seconds = st.one_of(st.integers(0, 5).map(float), st.floats(0, 10))
 

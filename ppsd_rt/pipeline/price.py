@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from statistics import median
 
 from ..engine import Engine
-from ..pipeline.schedule import MAX_CHUNK
 from ..sampling.params import SamplingParams
 from ..statistics import Statistics
+from .schedule import MAX_CHUNK
 
 _REPEATS, _PROMPT, _TOKENS = 5, 128, 32
 

@@ -4,7 +4,7 @@ import pytest
 from support import write_model
 
 from ppsd_rt import Engine
-from ppsd_rt.planning.price import expected_speed, measured_price, price
+from ppsd_rt.pipeline.price import expected_speed, measured_price, price
 from ppsd_rt.statistics import Statistics
 
 
