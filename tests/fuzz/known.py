@@ -7,8 +7,9 @@ from support import TEMPLATE, VOCAB, tiny_config
 
 from ppsd_rt.ranks.control import Kind
 
+from .corpus import TEMPLATE_PIECES
 from .mutations import SPECIAL
-from .place import CORPUS, SHAPE, learned_of
+from .place import SHAPE, learned_of
 from .rank_targets import control_message, wire_message
 
 HUGE = 10**400
@@ -56,7 +57,7 @@ KNOWN: dict[str, list[Any]] = {
     ],
     "tokenizer": [SPECIAL + b"zero"],
     "tokenizer-config": [json.dumps({"chat_template": "{{ ''.__class__ }}"}).encode()],
-    "chat-template": [TEMPLATE + piece for piece in (CORPUS / "template_pieces.txt").read_text().splitlines()],
+    "chat-template": [TEMPLATE + piece for piece in TEMPLATE_PIECES],
     "weights": [_safetensors('{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "a": 1}')],
     "learned": [
         *(

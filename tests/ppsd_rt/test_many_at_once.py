@@ -10,8 +10,7 @@ from concurrent.futures import wait
 from types import SimpleNamespace
 
 import pytest
-from many_support import check_eight
-from support import write_model
+from support import check_eight, write_model
 
 from ppsd_rt import Committed, Engine, PpsdError, RunOptions, SamplingParams, UsageError, async_generation
 from ppsd_rt._native import testing

@@ -12,8 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import numpy as np
 from kernel_support import unpaged  # and how the interpreter adds up
-from many_support import check_eight
-from support import loud_head, slow, tiny_model, write_model
+from support import check_eight, loud_head, slow, tiny_model, write_model
 
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.engine import Engine

@@ -5,8 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from many_support import check_eight
-from support import loud_head, write_model
+from support import check_eight, loud_head, write_model
 
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.engine import Engine

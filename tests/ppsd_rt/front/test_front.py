@@ -7,9 +7,8 @@ import threading
 from contextlib import contextmanager, suppress
 
 import pytest
-from grammar_support import GRAMMARS
 from serve_support import HANG, NAME, Log, serving
-from support import write_model
+from support import GRAMMARS, write_model
 
 from ppsd_rt import Engine, PpsdError, RunOptions, SamplingParams, UsageError
 from ppsd_rt.engine import open_model

@@ -4,8 +4,7 @@ from threading import Event
 
 import numpy as np
 import pytest
-from grammar_support import GRAMMARS
-from support import EOS, write_model
+from support import EOS, GRAMMARS, write_model
 
 from ppsd_rt import Engine, Oracle, SamplingParams, _native
 from ppsd_rt.errors import GrammarFailed

@@ -10,8 +10,7 @@ from threading import Event
 
 import numpy as np
 import pytest
-from grammar_support import GRAMMARS, PROMPT, SCHEMA
-from support import EOS, VOCAB, slow, write_model
+from support import EOS, GRAMMARS, PROMPT, SCHEMA, VOCAB, slow, write_model
 
 from ppsd_rt import Committed, Engine, Grammar, PpsdError, SamplingParams, UsageError
 from ppsd_rt.errors import GrammarFailed
