@@ -18,7 +18,7 @@ import torch
 from ..errors import UsageError
 from ..models.config import LlamaConfig
 from ..models.head_file import LAYERS, HeadInfo
-from ..pipeline.split import LayerCosts, best_split, is_split
+from ..pipeline.split import best_split, is_split
 from ..sampling.params import SamplingParams
 from .devices import synchronise, synonyms
 from .errors import weight_bytes
@@ -95,11 +95,15 @@ def best_sizes(layers: int, costs: Sequence[Measured], head: HeadInfo | None, dr
             f"after the exit head come {layers - exit_layer} layers, too few for {len(costs)} devices: name fewer"
         )
     of_head = LAYERS[head.kind] * first.layer + draft_share * first.lm_head if head else 0.0
-    # The layers that draft stay together: to the solver they are one.
-    together = (exit_layer * first.layer, *(first.layer,) * (layers - exit_layer))
-    slowness = [cost.layer / first.layer for cost in costs]
-    sizes = best_split(LayerCosts(together, of_head, first.lm_head), len(costs), slowness=slowness).sizes
-    return (sizes[0] + exit_layer - 1, *sizes[1:])
+    return best_split(
+        layers,
+        len(costs),
+        layer=first.layer,
+        head=of_head,
+        lm_head=first.lm_head,
+        first=exit_layer,
+        slowness=[cost.layer / first.layer for cost in costs],
+    )
 
 
 def measure(config: LlamaConfig, format: str, device: torch.device, *, pdl: bool, captured: bool) -> Measured:
