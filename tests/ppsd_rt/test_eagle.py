@@ -104,8 +104,8 @@ def test_many_at_once(folder, head, backend):
     engine = load(folder, head, backend)
     beginning = "In the beginning was the word. " * 5
     prompts = [beginning + str(i) * (i % 4 + 1) for i in range(10)] + ["x", "y" * 130]
-    prompts = prompts if backend == "cpu" else prompts[::4]
-    params = SamplingParams(max_tokens=90 if backend == "cpu" else 12, temperature=0.7, seed=1, ignore_eos=True)
+    prompts = prompts[::2] if backend == "cpu" else prompts[::4]
+    params = SamplingParams(max_tokens=70 if backend == "cpu" else 12, temperature=0.7, seed=1, ignore_eos=True)
     alone = [engine.generate(prompt, params, "plain").run().ids for prompt in prompts]
     for schedule in ("eesd:stop_rule=fixed,length=4", "auto"):
         assert [each.ids for each in engine.generate_many(prompts, params, schedule).run()] == alone

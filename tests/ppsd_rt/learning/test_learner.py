@@ -23,7 +23,7 @@ import pytest
 import torch
 from rank_support import Pipeline, Processes, ids_of
 from serve_support import HANG, serving
-from support import EOS, tiny_head, tiny_model, write_model
+from support import EOS, slow, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.backend import RunOptions
@@ -903,7 +903,7 @@ def test_a_machine_without_room_is_said(learning, monkeypatch, what):
         ran(learning)
 
 
-@pytest.mark.parametrize(("kind", "owner", "name"), [("safetensors", Path, "write_bytes"), ("json", os, "replace")])
+@pytest.mark.parametrize(("kind", "owner", "name"), [("safetensors", Path, "write_bytes"), slow("json", os, "replace")])
 def test_a_disk_that_fills_while_it_learns_leaves_the_head_in_use(learning, monkeypatch, capsys, kind, owner, name):
     """At the head's own file, and at the one that says that it is in use."""
     little, real = partialmethod(Learning.__init__, slots=2, settings=learning.settings), getattr(owner, name)
