@@ -38,6 +38,8 @@ class Lazily:
         self._name = name
 
     def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):  # pytest asks everything in a module for such names
+            raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 
