@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -674,35 +672,12 @@ def damaged_json(byte_level: Path, tmp_path: Path, **changes: object) -> Path:
     ],
     ids=["model", "normalizer", "post_processor"],
 )
-def test_panic_in_the_library(byte_level, tmp_path, changes, capfd):
+def test_panic_in_the_library(byte_level, tmp_path, changes):
     folder = damaged_json(byte_level, tmp_path, **changes)
     with pytest.raises(BaseException) as raw:  # noqa: PT011 - a panic is no Exception, and has no public type
         tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode("ab")
     assert raw.type.__name__ == "PanicException", "this file must make the library panic for the test to mean anything"
-    assert "panicked" in capfd.readouterr().err
     assert str(folder / "tokenizer.json") in error_of(folder)
-    assert capfd.readouterr().err == ""
-
-
-def test_stderr_is_left_as_it_was(byte_level, capfd, monkeypatch):
-    """Also when other threads load tokenizers, and write while it is redirected."""
-    redirect = os.dup2
-
-    def load_and_write(number: int) -> None:
-        load_tokenizer(byte_level)
-        os.write(2, b"loaded %d\n" % number)
-
-    def dup2(source: int, target: int) -> int:
-        target = redirect(source, target)
-        writer.submit(os.write, 2, b"written\n").result()  # the other threads have their turn meanwhile
-        return target
-
-    monkeypatch.setattr(os, "dup2", dup2)
-    with ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(4) as loaders:
-        list(loaders.map(load_and_write, range(20)))
-    monkeypatch.undo()
-    lines = sorted(capfd.readouterr().err.splitlines())
-    assert lines == sorted([f"loaded {number}" for number in range(20)] + ["written"] * 40)
 
 
 @pytest.mark.parametrize(
@@ -739,6 +714,3 @@ def test_a_damaged_model_gives_an_error_or_a_tokenizer(make_spm_folder: Callable
             assert "\n" not in str(error)
             refused += 1
     assert refused > 50, "the damage is too mild to test anything"
-
-
-# --- the default model ---
