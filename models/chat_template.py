@@ -105,7 +105,6 @@ class ChatTemplate:
         self.sources = {"default": source} if isinstance(source, str) else dict(source)
         self.variables: dict[str, Any] = dict(variables or {})
         self.origin = origin
-        self._problem: str | None = None  # why there is no source, for whoever wants to render it
         self._typed: dict[str, frozenset[str]] = {}
 
     @property
@@ -147,23 +146,18 @@ class ChatTemplate:
 
         Looked for in this order: the file chat_template.jinja; `chat_template` in tokenizer_config.json; the same in
         chat_template.json. In JSON it is a string, a list of {"name", "template"} objects or an object from names to
-        templates. additional_chat_templates/NAME.jinja are further ones. Raises PpsdError for unreadable files; a
-        template of another shape keeps nobody from plain prompts, and is refused when it is rendered.
+        templates. additional_chat_templates/NAME.jinja are further ones. Raises PpsdError for unreadable files.
         """
         more, variables = sorted((folder / _MORE_TEMPLATES).glob("*.jinja")), TokenFiles.read(folder).names
         named = {path.stem: read_text(path) for path in more}
         for name in ("chat_template.jinja", "tokenizer_config.json", "chat_template.json"):
-            path, problem = folder / name, None
+            path = folder / name
             try:
                 found = _template_key(path) if name.endswith(".json") else {"default": read_text(path)}
             except FileNotFoundError:
                 continue
-            except _OfAnotherShape as error:
-                found, problem = {"default": ""}, str(error)
             if found:
-                template = cls(found | named, variables, origin=str(path))
-                template._problem = problem
-                return template
+                return cls(found | named, variables, origin=str(path))
         return cls(named, variables, origin=str(more[0].parent)) if more else None
 
     def render(
@@ -232,8 +226,6 @@ class ChatTemplate:
         return frozenset(typed)
 
     def _compiled(self, name: str) -> jinja2.Template:
-        if self._problem is not None:
-            raise PpsdError(self._problem)
         if name not in self.sources:
             raise PpsdError(
                 f"{self.origin} has the chat templates {', '.join(self.sources)}, and none named {name}: {_MEND}"
@@ -277,7 +269,7 @@ def _template_key(path: Path) -> dict[str, str]:
             named[entry["name"]] = entry["template"]
     if not named:
         wanted = 'a string or a list of objects with the strings "name" and "template"'
-        raise _OfAnotherShape(unfit(path, "chat_template", shown(value), wanted))
+        raise unfit(path, "chat_template", shown(value), wanted)
     return named
 
 
@@ -296,10 +288,6 @@ def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
             if not (isinstance(value, str) or (key == "content" and value is None and message.get("tool_calls"))):
                 raise UsageError(f'"{key}" of message {number} must be a string, not {type(value).__name__}')
     return [dict(message) for message in messages]
-
-
-class _OfAnotherShape(Exception):
-    """What stands for a template is none."""
 
 
 class _Refused(jinja2.TemplateError):

@@ -364,8 +364,6 @@ def _compiled_decoder(
                 steps.append(_replacement(old, new))
             case {"type": "Metaspace", "replacement": str(mark)} if not fused:
                 steps.append(_metaspace(mark, drops_first=spec.get("prepend_scheme") != "never"))
-            case None:  # the library then puts spaces between the tokens
-                steps.append(lambda token, first: token if first else f" {token}")
             case _:
                 raise unfit(path, "its decoder", shown(state))
 
