@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..models.eagle3 import Eagle3File
-from ..models.eagle3_head import Eagle3Head
+from ..models.exit_head import Eagle3Head
 from ..reference.passes import Stack, Where, eagle_rows, same_rows
 from .weights import DeviceWeights
 

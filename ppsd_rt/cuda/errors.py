@@ -10,8 +10,7 @@ import torch
 from .. import _native
 from ..errors import PpsdError, UsageError
 from ..extras import need
-from ..models.config import LlamaConfig
-from ..models.shapes import model_shapes
+from ..models.config import LlamaConfig, model_shapes
 
 LEAST_SM = (8, 0)  # bfloat16 matrix instructions and asynchronous copies
 FP8_SM = (8, 9)

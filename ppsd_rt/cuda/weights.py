@@ -23,11 +23,10 @@ from ..cpu.machine import default_threads
 from ..cpu.tensors import four_bits
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
-from ..models.config import LayerAttention, LlamaConfig
+from ..models.config import LayerAttention, LlamaConfig, model_shapes
 from ..models.head_file import DISTANCES, LAYERS, MOST_TEXT_IDS, HeadFile, HeadInfo, head_shapes
 from ..models.llama import from_numpy
 from ..models.random_weights import RandomCheckpoint
-from ..models.shapes import model_shapes
 from ..models.stored import Array
 from ..triton_kernels.int4 import GROUP, of_codes
 from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise, quantise_fp8, quantise_int4

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from ..cpu.formats import rotary_of
 from ..models.config import LayerAttention, LlamaConfig
-from ..models.eagle3_head import Eagle3Head
-from ..models.exit_head import ExitHead
+from ..models.exit_head import Eagle3Head, ExitHead
 from ..models.head_file import DISTANCES
 from ..models.llama import FP32_CPU_ROWS, Attend, DecoderLayer, LlamaForCausalLM
 from ..models.rope import Rope

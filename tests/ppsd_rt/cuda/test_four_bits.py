@@ -7,7 +7,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from gguf import GGMLQuantizationType as Kind
-from gguf_support import GGUF_NAMES, OWN, four_bit_model, own_bits
+from gguf_support import MATRICES, OWN, four_bit_model, own_bits
 from stage_support import text_of
 
 from ppsd_rt import Engine, SamplingParams, _native
@@ -17,8 +17,6 @@ from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadFile
 from ppsd_rt.triton_kernels.linear import quantise
-
-MATRICES = [name for name in GGUF_NAMES.values() if "norm" not in name]
 
 
 def on_cpu(checkpoint, *names):
