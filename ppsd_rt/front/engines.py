@@ -212,15 +212,14 @@ class Engines:
             engine = self._let_in(line, where)
         except Exception as error:  # whatever a stranger sends
             _LOG.warning("what has come from %s is no engine: %s", where, error)
-        finally:
-            with self._changed, suppress(ValueError):
-                self._strangers.remove(line)
-            if engine is None:
-                line.close()
+        with self._changed, suppress(ValueError):
+            self._strangers.remove(line)
         if engine is None:
+            line.release()
             return
         line.live()
         lost = engine.read()
+        line.release()
         with self._changed:
             self._engines.remove(engine)
         if self._failure is None:
