@@ -75,7 +75,7 @@ class Line:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """Wakes who reads and who sends. The file stays: whoever comes next would get its number, and they wait there."""
+        """Wakes who reads and sends. The file stays: whoever comes next would get its number, and they wait on that."""
         self._closed.set()
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
