@@ -1,4 +1,4 @@
-// Carriers: who does the work that the scheduler hands out, and when.
+// What an answer that is being decoded tells, event by event.
 #pragma once
 
 #include <deque>
@@ -39,14 +39,5 @@ inline std::vector<Drafted> copied_for(const DraftStep& step) {
   for (int row = rows - step.copied; row < rows; ++row) copies.push_back({step.start + row, step.ids[row]});
   return copies;
 }
-
-// One answer being decoded. Events come in order; after the last one `next` gives nothing.
-class Carrier {
- public:
-  virtual ~Carrier() = default;
-  virtual std::optional<Event> next() = 0;
-  virtual void cancel() = 0;                                  // from any thread; next() then ends soon
-  virtual const std::vector<int>& tokens() const = 0;         // once next() has ended: the committed text
-};
 
 }  // namespace ppsd

@@ -51,21 +51,21 @@ struct Graphs {
   int stages() const { return int(verify.size()) - int(take_apart) - int(verdict_apart); }
 };
 
-class GraphCarrier final : public Carrier {
+class GraphCarrier {
  public:
   using AfterRound = std::function<void(const Round&, Plan*)>;
 
   GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule, const Limits& limits, uint64_t seed,
                bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr,
                OwnedNgrams ngrams = {});
-  ~GraphCarrier() override;   // waits for what is in flight, but never for long
+  ~GraphCarrier();   // waits for what is in flight, but never for long
 
   // The prompt has been run, its rows from `keep` on just now, and gave `first`.
   void begin(const std::vector<int>& prompt, int keep, int first);
   // Throws DriverError after the last event that there was; tokens() keeps the committed text.
-  std::optional<Event> next() override;
-  void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
-  const std::vector<int>& tokens() const override { return plan_.tokens(); }
+  std::optional<Event> next();
+  void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
+  const std::vector<int>& tokens() const { return plan_.tokens(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -125,7 +125,7 @@ class GraphCarrier final : public Carrier {
   std::deque<Told> told_;            // of launches, until they are asked for
 
   // With a trace.
-  std::vector<std::pair<int, EventHandle>> origins_, timers_;   // of each device: the answer's begin; free events
+  std::vector<std::pair<int, EventHandle>> origins_;   // of each device: the answer's begin
   std::deque<Timed> timed_;
 };
 

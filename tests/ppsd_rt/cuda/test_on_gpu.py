@@ -155,19 +155,6 @@ def test_the_split_is_measured_where_none_is_given(folder, engine, devices):
     )
 
 
-@pytest.mark.parametrize("devices", DEVICES[1:])
-def test_several_devices_without_graphs(folder, engine, devices, monkeypatch):
-    skip_without(devices)
-    monkeypatch.setenv("PPSD_CUDA_EAGER", "1")
-    parts = devices.count(",") + 1
-    parted = Engine.from_pretrained(
-        folder, exit_head="norm:2", backend="cuda", device=devices, stages=[2] * 3 if parts == 3 else [3, 3],
-        dtype=engine.backend.dtype,
-    )  # fmt: skip
-    plain = engine.generate(PROMPT, SAMPLED, "plain").run().ids
-    assert parted.generate(PROMPT, SAMPLED, "elastic").run().ids == plain
-
-
 def test_a_device_that_is_not_there_is_named(folder):
     missing = f"cuda:{torch.cuda.device_count()}"
     with pytest.raises(PpsdError, match=rf"there is no GPU {torch.cuda.device_count()}"):

@@ -12,8 +12,7 @@ from stage_support import PROMPT, VOCAB, model_of, plain_of, weights_of
 from support import slow
 
 from ppsd_rt import _native
-from ppsd_rt.cuda.eagle import Eagle
-from ppsd_rt.cuda.passes import PAGE, CudaPasses
+from ppsd_rt.cuda.passes import PAGE, CudaPasses, Eagle
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.models.checkpoint import Checkpoint
