@@ -81,7 +81,7 @@ def test_a_head_that_is_always_wrong_costs_two_per_cent(table, noise):
 
 
 def test_luck_with_the_clock_is_no_gain():
-    """A plain round that was held up makes those with drafts look fast: they were taken for gains while no draft was right."""
+    """A plain round that was held up makes those with drafts look fast: a gain, while no draft was right."""
     worlds = [World(FAST, lambda _: 0.0, seed=seed, noise=0.3, prior=0.9) for seed in range(12)]
     assert max(world.answer(128) for world in worlds for _ in range(6)) <= 1.08
 
