@@ -142,9 +142,7 @@ class Stack:
         """The rows x [rows, n] of these texts -> [rows, hidden]. Raises Void in front of a layer."""
         self.hold(1 + max((page for _, _, pages, _ in texts for page in pages), default=0))
         self.tapped = x.new_empty(len(x), len(self.taps), self.config.hidden_size)
-        return self._through(x, texts, cancelled)
 
-    def _through(self, x: Tensor, texts: Sequence[Where], cancelled: Cancelled) -> Tensor:
         def compute(block: Tensor, pieces: list[Piece]) -> Tensor:
             seen = [self._seen(piece) for piece in pieces]
             positions = torch.zeros(self.size, dtype=torch.int64, device=x.device)
