@@ -24,7 +24,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from ..errors import PpsdError
-from ..files import cache as cache_file
+from ..files import read_cached, write_cached
 from .cache import cache_dir
 from .config import LlamaConfig, Shapes, check_shapes, model_shapes
 from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object, shown, unfit
@@ -136,7 +136,7 @@ class Checkpoint:
             (str(path.resolve()), found.st_size, found.st_mtime_ns) for path in self.files if (found := path.stat())
         ]
         kept = cache_dir() / "hashes" / f"{hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]}.hash"
-        known = cache_file.read(kept, 16 + 32 * len(shapes))
+        known = read_cached(kept, 16 + 32 * len(shapes))
         if len(known) == 16 + 32 * len(shapes):
             values = np.frombuffer(known, np.uint16, offset=16).reshape(-1, 16)
             if self._hash(values).encode() == known[:16]:
@@ -152,7 +152,7 @@ class Checkpoint:
             rows.append(bfloat16_bits(as_float32(read)))
         values = np.stack(rows)
         if sum(size for _, size, _ in stamps) >= _LARGE:
-            cache_file.write(kept, self._hash(values).encode() + values.tobytes())
+            write_cached(kept, self._hash(values).encode() + values.tobytes())
         return values
 
     def _hash(self, values: npt.NDArray[np.uint16]) -> str:

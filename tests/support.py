@@ -10,8 +10,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from ppsd_rt import Grammar, SamplingParams
+from ppsd_rt.backend import RunOptions
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.head_file import HeadInfo
+from ppsd_rt.pipeline.rounds import Drafted
 
 try:
     import torch
@@ -254,3 +256,9 @@ def check_eight(engine, schedule, tokens=30):
         assert (found.ids, found.text, found.logprobs) == (expected.ids, expected.text, expected.logprobs)
     assert together[7].completion.finish_reason == "cancelled"
     assert together[7].completion.ids == alone[7].ids[: len(together[7].completion.ids)]
+
+
+def drafts_of(engine, prompt, params, schedule):
+    """[(position, id)] of an answer's draft tokens, as they are drawn; none is copied from another text."""
+    events = engine.generate(prompt, params, schedule, RunOptions(report_drafts=True, owner=None)).events()
+    return [(event.position, event.token) for event in events if isinstance(event, Drafted)]

@@ -70,7 +70,7 @@ class Learning:
 
     def run(self) -> Iterator[tuple[str, int, int]]:
         """Raises PpsdError where there is too little to learn from, no head to go on from, or no room."""
-        config, names = self.checkpoint.config, self.heads.names
+        config, names = self.checkpoint.config, self.heads.state.names
         self.heads.enough()
         before = self.heads.load()
         assert before is not None
@@ -102,7 +102,7 @@ class Learning:
             yield "training", number, len(steps)
         self.outcome = self._judge(judge, trainer, judged, fixed, tokens)
         path = None
-        if self.outcome.better and self.heads.names == names:  # else the user went back meanwhile
+        if self.outcome.better and self.heads.state.names == names:  # else the user went back meanwhile
             path = self.heads.new_path()
             facts = {"kept_answers": round(self.outcome.after, 4), "kept_answers_before": round(self.outcome.before, 4)}
             recipe = {**before.info.recipe, "learned_tokens": tokens}

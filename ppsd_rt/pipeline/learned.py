@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .. import _native
 from ..cpu.machine import cpu_name
-from ..files import cache as cache_file
+from ..files import read_cached, write_cached
 from ..models.cache import cache_dir
 from ..models.head_file import HeadInfo
 
@@ -29,7 +29,7 @@ def learned_path(model_hash: str, head: HeadInfo | None, *what: object) -> Path:
 def read(path: Path) -> list[float]:
     """Nothing where the file is not there, or holds what no run can have written."""
     try:
-        numbers = json.loads(cache_file.read(path, _LARGEST))
+        numbers = json.loads(read_cached(path, _LARGEST))
         return [float(number) for number in numbers] if all(map(_is_number, numbers)) else []
     except (ValueError, TypeError, OverflowError, RecursionError):
         return []
@@ -37,7 +37,7 @@ def read(path: Path) -> list[float]:
 
 def write(path: Path, numbers: Sequence[float]) -> None:
     if numbers:
-        cache_file.write(path, json.dumps(list(numbers)).encode())
+        write_cached(path, json.dumps(list(numbers)).encode())
 
 
 def prior(head: HeadInfo | None) -> float:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from support import loud_head, tiny_model, write_model
+from support import drafts_of, loud_head, tiny_model, write_model
 
 from ppsd_rt import Committed, Engine, RunOptions, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
@@ -51,11 +51,8 @@ def test_a_row_of_the_text_is_as_good_as_a_listed_one(folder, dtype):
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.3, "seed": 5}, {"repetition_penalty": 1.4, "min_tokens": 20}])
 def test_cpu_and_torch_draft_the_same(folder, params):
     params = SamplingParams(max_tokens=30, ignore_eos=True, **params)
-    told = []
-    for backend in ("cpu", "torch"):
-        engine = load(folder, backend, dtype="float32")
-        events = engine.generate(PROMPT, params, SCHEDULE, RunOptions(report_drafts=True)).events()
-        told.append([(event.position, event.token) for event in events if isinstance(event, Drafted)])
+    engines = [load(folder, backend, dtype="float32") for backend in ("cpu", "torch")]
+    told = [drafts_of(engine, PROMPT, params, SCHEDULE) for engine in engines]
     assert told[0] == told[1]
     assert {token for _, token in told[0]} - set(LISTED)
     assert {token for _, token in told[0]} & set(LISTED)

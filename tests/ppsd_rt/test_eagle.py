@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from eagle_support import CASES, draft_ids, tensors_of, write_eagle3, write_knowing
 from safetensors.numpy import load_file, save_file
-from support import slow
+from support import drafts_of, slow
 
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.engine import Engine
@@ -34,11 +34,6 @@ def head(request, tmp_path_factory):
 
 def load(folder, head, backend="cpu", dtype="float32", **options):
     return Engine.from_pretrained(folder, exit_head=head, backend=backend, dtype=dtype, threads=2, **options)
-
-
-def drafts_of(engine, prompt, params, schedule):
-    events = engine.generate(prompt, params, schedule, RunOptions(report_drafts=True)).events()
-    return [(event.position, event.token) for event in events if isinstance(event, Drafted)]
 
 
 def test_it_drafts_what_torch_drafts(folder, head):

@@ -53,18 +53,6 @@ def test_each_of_eight_is_what_it_is_alone(engine, schedule):
 # -- threads -------------------------------------------------------------------------------------------------------
 
 
-def test_threads_get_their_answers(engine, alone):
-    answers = {}
-
-    def work(prompt, schedule):
-        answers[prompt, schedule] = engine.generate(prompt, params(), schedule).run().ids
-
-    threads = [in_thread(lambda p=p, s=s: work(p, s)) for p in PROMPTS for s in SCHEDULES]
-    for thread in threads:
-        thread.join()
-    assert answers == {(prompt, schedule): alone[prompt] for prompt in PROMPTS for schedule in SCHEDULES}
-
-
 # -- asyncio -------------------------------------------------------------------------------------------------------
 
 

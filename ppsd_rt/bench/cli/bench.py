@@ -17,7 +17,7 @@ from ...cli.progress import progress_bar
 from ...cpu.machine import default_threads
 from ...engine import Engine
 from ...errors import PpsdError, UsageError
-from ...files.output import OutputFile
+from ...files import OutputFile
 from ...pipeline.schedule import AUTO, parse_schedule
 from ...sampling.params import SamplingParams
 from ..generate import Answers, Workload, measure_generation

@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any
 
 from ...errors import UsageError
-from ...files.output import OutputFile
+from ...files import OutputFile
 from ...pipeline.schedule import Auto, Schedule, parse_schedule
 from ..closed_forms import Pipeline, closed_form
 from ..report import Report, columns

@@ -13,10 +13,9 @@ from ppsd_rt.models.cache import kept_gguf
 
 OURS = {  # of every kind but models
     "learned/0123456789abcdef.json": "learned",
-    "learned/tmpk3j2h1_x": "learned",
+    "learned/.ppsd-0123456789abcdef.unfinished": "learned",
     "importance/0123456789abcdef-1.npy": "importance",
     "chat/history.txt": "chat",
-    "chat/history.json": "chat",  # of earlier versions
     "benchmarks/0123456789abcdef-Q8_0.gguf": "benchmarks",
 }
 NOT_OURS = ("notes.txt", "models/mine/model.safetensors", "check/report.md", "learned/deeper/one.json")
@@ -60,7 +59,7 @@ def test_it_lists_kinds_and_sizes(folder, model, capsys):
     assert lines[0] == str(folder)
     rows = {line.split()[0]: line.split()[1:] for line in lines[2:-1]}
     assert (rows["learned"], rows["importance"]) == (["2", "3.0", "kB"], ["1", "1.5", "kB"])
-    assert (rows["models"][0], lines[-1].startswith("7 items, ")) == ("1", True)
+    assert (rows["models"][0], lines[-1].startswith("6 items, ")) == ("1", True)
 
 
 def test_it_removes_one_kind(folder, model, capsys):

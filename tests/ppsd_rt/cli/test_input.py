@@ -93,10 +93,6 @@ def test_options_that_do_nothing_or_too_much_are_told(options, said, caplog):
     assert [message.startswith(said) for message in caplog.messages] == [True] * (said is not None)
 
 
-def test_prompts_from_standard_input(text_of):
-    assert text_of("--prompts", "-", input="one\ntwo\n") == ["one", "two"]
-
-
 def test_conversations_get_the_chat_template(folder, tmp_path, capsys):
     messages = [
         {"role": "user", "content": "a"},

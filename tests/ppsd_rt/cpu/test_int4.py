@@ -282,7 +282,7 @@ def test_importance_is_measured_once(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(_native, "importance", lambda *args: calls.append(args) or real(*args))
     assert np.array_equal(importance_for("int4", checkpoint, 2), first)
     assert not calls
-    file.write_bytes(file.read_bytes()[:-40])  # more of them: test_measured_caches.py
+    file.write_bytes(file.read_bytes()[:-40])  # more of them: tests/ppsd_rt/test_files.py
     for _ in range(2):
         assert np.array_equal(importance_for("int4", checkpoint, 2), first)
         assert len(calls) == 1

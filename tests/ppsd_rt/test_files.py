@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from ppsd_rt.errors import PpsdError, UsageError
-from ppsd_rt.files.output import OutputFile
+from ppsd_rt.files import OutputFile
+from ppsd_rt.pipeline import learned
 from ppsd_rt.trace import TraceFile
 
 
@@ -109,3 +110,33 @@ def test_what_the_command_reads_is_not_overwritten(tmp_path):
     with pytest.raises(UsageError, match="would overwrite"):
         OutputFile(tmp_path / "." / "head.safetensors", "trace", ["auto", None, path])
     assert path.read_text() == "head"
+
+
+UNREADABLE = {
+    "directory": lambda path: path.mkdir(),
+    "fifo": os.mkfifo,
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "loop": lambda path: path.symlink_to(path),
+    "too large": lambda path: path.touch() or os.truncate(path, 1 << 40),
+    "no JSON": lambda path: path.write_bytes(bytes(range(128, 256))),
+    "cut": lambda path: path.write_bytes(b"[1.5, 0.0"),
+}
+
+
+@pytest.mark.parametrize("damage", UNREADABLE)
+def test_a_cache_that_cannot_be_read_counts_for_nothing_and_is_written_anew(tmp_path, damage):
+    path, good = tmp_path / "learned", [1.5, 0.0, 3.0]
+    UNREADABLE[damage](path)
+    assert learned.read(path) == []
+    learned.write(path, [])  # nothing has been decoded
+    learned.write(path, good)
+    assert learned.read(path) == good
+    assert [child.name for child in tmp_path.iterdir() if child.name != "nowhere"] == ["learned"]
+
+
+def test_a_folder_in_the_place_of_a_cache_that_is_not_empty_stays(tmp_path):
+    (tmp_path / "learned" / "file").mkdir(parents=True)
+    learned.write(tmp_path / "learned", [1.5])
+    assert learned.read(tmp_path / "learned") == []
+    assert [child.name for child in tmp_path.iterdir()] == ["learned"]

@@ -1,4 +1,4 @@
-"""Files that are written at the end of a command."""
+"""Files that are written whole or not at all: what a command puts out, and small ones of the cache."""
 
 import errno
 import os
@@ -6,12 +6,48 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from ..errors import PpsdError, UsageError
+from .errors import PpsdError, UsageError
 
 _IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY)  # its folder is closed to us, or it is a mount of its own
+
+
+def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
+    """mode: its permissions; None: as of any new file. Raises OSError, and leaves what was there."""
+    unfinished = path.with_name(f".ppsd-{secrets.token_hex(8)}.unfinished")
+    try:
+        with open(unfinished, "xb") as file:
+            if mode is not None:
+                os.chmod(unfinished, mode)
+            file.write(content)
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def read_cached(path: Path, most: int) -> bytes:
+    """Nothing where there is no file, where it is not a regular one of at most `most` bytes, or cannot be read."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+            return b""
+        with path.open("rb") as file:
+            return file.read(found.st_size)
+    except OSError:
+        return b""
+
+
+def write_cached(path: Path, content: bytes) -> None:
+    """For later runs. A cache that cannot be written only means measuring again."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()  # nothing of ours; one with something in it stays
+        write_whole(path, content, 0o600)
 
 
 class OutputFile:
@@ -65,7 +101,7 @@ class OutputFile:
         try:
             if self._stream is None:
                 try:
-                    self._replace(data)
+                    write_whole(Path(self._target), data, self._mode)
                     return
                 except OSError as error:
                     if error.errno not in _IN_PLACE:
@@ -75,18 +111,6 @@ class OutputFile:
                 stream.write(data)
         except OSError as error:
             raise PpsdError(self._problem(error)) from None
-
-    def _replace(self, data: bytes) -> None:
-        unfinished = os.path.join(os.path.dirname(self._target), f".ppsd-{secrets.token_hex(8)}.unfinished")
-        try:
-            with open(unfinished, "xb") as file:
-                file.write(data)
-            if self._mode is not None:
-                os.chmod(unfinished, self._mode)
-            os.replace(unfinished, self._target)
-        except BaseException:
-            Path(unfinished).unlink(missing_ok=True)
-            raise
 
     def _problem(self, error: OSError | ValueError) -> str:
         return f"cannot write the {self._kind} to {self._path}: {getattr(error, 'strerror', None) or error}"

@@ -1,15 +1,56 @@
-"""ppsd_rt's dataclasses, read by the C++ extension (csrc/bindings/values.cpp). What it gives is compared elsewhere."""
+"""The C++ extension: ppsd_rt/_native.pyi names what it has, no more and no less; what it reads of our classes."""
 
+import ast
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from ppsd_rt import SamplingParams, UsageError
+import ppsd_rt
+from ppsd_rt import SamplingParams, UsageError, _native
 from ppsd_rt._native import testing
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import Schedule, named
 from ppsd_rt.sampling.params import LEAST_TEMPERATURE
+
+STUB = Path(ppsd_rt.__file__).with_name("_native.pyi")
+
+
+def names_in(nodes):
+    """Dotted names of what the statements define."""
+    for node in nodes:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+            yield from (f"{node.name}.{name}" for name in names_in(node.body))
+        elif isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.AnnAssign):
+            yield node.target.id
+
+
+def names_of(value):
+    for name, part in vars(value).items():
+        if not name.startswith("_") or name in ("__init__", "__iter__", "__next__"):
+            yield name
+            if isinstance(part, type):
+                yield from (f"{name}.{inner}" for inner in names_of(part))
+
+
+def test_the_stub_names_what_there_is():
+    written = set(names_in(ast.parse(STUB.read_text()).body))
+    built = set(names_of(_native))
+    inherited = {name for name in built if name.endswith(".__init__")}  # pybind11 gives one to classes nobody makes
+    assert sorted(written - built) == []
+    assert sorted(built - written - inherited) == []
+
+
+def test_every_class_says_what_it_is():
+    classes = [node for node in ast.parse(STUB.read_text()).body if isinstance(node, ast.ClassDef)]
+    assert len(classes) > 20 and all(map(ast.get_docstring, classes))
+    classes = [value for value in vars(_native.testing).values() if isinstance(value, type)]
+    assert classes and all(cls.__doc__ for cls in classes)
+
 
 EVERY = SamplingParams(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, repetition_penalty=1.1, seed=2**64 - 1)
 
