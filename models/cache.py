@@ -1,4 +1,4 @@
-"""The cache folder: where it is, and how a model that is fetched into it gets there exactly once."""
+"""The cache folder: where it is, how a model gets into it exactly once, and which models are there and in the hub's."""
 
 import json
 import logging
@@ -6,9 +6,11 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from .files import read_json_object
 
 _STAMP = "ppsd-rt-stamp.json"
 _WORK = re.compile(r"\.(.+)\.work-[0-9a-f]{8}")
+_HUB = "models--"  # what huggingface_hub puts before a name, with -- instead of the slash
 _LOG = logging.getLogger(__name__)
 
 
@@ -134,3 +137,62 @@ def _make(folder: Path, source: str, name: str, fetch: Callable[[Path], Path]) -
         made.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """name: what `-m` takes. path: the folder of all that belongs to it. bytes: on the disk."""
+
+    name: str
+    path: Path
+    bytes: int
+    weights: Path | None  # the folder, or the .gguf file, that is loaded
+    of_hub: bool
+
+    def remove(self) -> None:
+        """Raises PpsdError where another process is fetching it, and OSError."""
+        shutil.rmtree(self.path) if self.of_hub else remove_model(self.path)
+
+
+def local_models() -> list[LocalModel]:
+    return [*_own(), *_of_hub()]
+
+
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps models; the package itself need not be installed."""
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+
+
+def _own() -> Iterator[LocalModel]:
+    for path in model_folders(cache_dir()):
+        weights = next(iter(sorted(path.glob("*.gguf"))), path)
+        name = weights.stem if path.name == f"{weights.stem}-gguf" else str(weights)  # the default model has a name
+        yield LocalModel(name, path, bytes_of(path), weights, False)
+
+
+def _of_hub() -> Iterator[LocalModel]:
+    for path in sorted(hub_cache().glob(f"{_HUB}*")):
+        if path.is_dir() and not path.is_symlink():
+            name, weights = path.name.removeprefix(_HUB).replace("--", "/"), _snapshot(path)
+            tag = f":{weights.name}" if weights is not None and weights.suffix == ".gguf" else ""
+            yield LocalModel(f"{name}{tag}", path, bytes_of(path), weights, True)
+
+
+def _snapshot(path: Path) -> Path | None:
+    """Of the branch `main`, else the newest one; None where no weights are there."""
+    found: list[Path] = sorted(path.glob("snapshots/*/config.json"), key=lambda file: file.stat().st_mtime)
+    with suppress(OSError):
+        found += [path / "snapshots" / (path / "refs" / "main").read_text().strip() / "config.json"]
+    folders = [file.parent for file in found if file.is_file() and any(file.parent.glob("*.safetensors"))]
+    return folders[-1] if folders else next(iter(sorted(path.glob("snapshots/*/**/*.gguf"))), None)
+
+
+def bytes_of(path: Path) -> int:
+    """Of a file or a folder. Links are not followed: a hub's snapshot is links to its blobs."""
+    total = 0
+    for part in (path, *path.rglob("*")):
+        with suppress(FileNotFoundError):  # another process has just removed it
+            found = part.lstat()
+            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total

@@ -1,12 +1,11 @@
 """`ppsd-run cache`, `pull`, `list`, `rm`: what lies in the cache folder, and models in the hub's cache."""
 
 import argparse
-from contextlib import suppress
 from pathlib import Path
 
 from ..errors import PpsdError, UsageError
-from ..models.cache import cache_dir, model_folders, remove_model
-from ..models.local import LocalModel, local_models
+from ..models.cache import LocalModel, bytes_of, cache_dir, local_models, model_folders, remove_model
+from ..models.checkpoint import Checkpoint
 from ..models.resolve import resolve_model
 from ..printable import printable, quoted
 from .common import counted, may_delete, print_json, table
@@ -49,13 +48,8 @@ def found(folder: Path) -> dict[str, list[Path]]:
 
 
 def _bytes(path: Path) -> int:
-    """The bytes of a file or a folder; none where another process has just removed it."""
-    total = 0
-    for part in (path, *path.parent.glob(f".{path.name}.work-*")):  # of a model, what a killed process has left too
-        for file in (part, *part.rglob("*")) if not part.is_symlink() else (part,):
-            with suppress(FileNotFoundError):
-                total += file.lstat().st_size
-    return total
+    """Of a model, what a killed process has left too."""
+    return sum(map(bytes_of, (path, *path.parent.glob(f".{path.name}.work-*"))))
 
 
 def size(bytes: int) -> str:
@@ -80,9 +74,12 @@ def list_models(args: argparse.Namespace) -> None:
 
 
 def _facts(model: LocalModel) -> dict[str, str]:
-    checkpoint = model.checkpoint()
-    if isinstance(checkpoint, str):
-        return {"stored_as": checkpoint, "exit_head": "-"}
+    if model.weights is None:
+        return {"stored_as": "incomplete", "exit_head": "-"}
+    try:
+        checkpoint = Checkpoint(model.weights)
+    except PpsdError:
+        return {"stored_as": "cannot be loaded", "exit_head": "-"}
     from ..find_head import find_head
 
     head = find_head("auto", checkpoint)

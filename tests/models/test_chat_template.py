@@ -38,69 +38,15 @@ LLAMA_2 = (
     "{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 
-LLAMA_3_2 = r"""{{- bos_token }}
-{%- if custom_tools is defined %}
-    {%- set tools = custom_tools %}
-{%- endif %}
-{%- if not tools_in_user_message is defined %}
-    {%- set tools_in_user_message = true %}
-{%- endif %}
-{%- if not date_string is defined %}
-    {%- if strftime_now is defined %}
-        {%- set date_string = strftime_now("%d %b %Y") %}
-    {%- else %}
-        {%- set date_string = "26 Jul 2024" %}
-    {%- endif %}
-{%- endif %}
-{%- if not tools is defined %}
-    {%- set tools = none %}
-{%- endif %}
-
-{#- This block extracts the system message, so we can slot it into the right place. #}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content']|trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
-{%- endif %}
-
-{#- System message #}
-{{- "<|start_header_id|>system<|end_header_id|>\n\n" }}
-{%- if tools is not none %}
-    {{- "Environment: ipython\n" }}
-{%- endif %}
-{{- "Cutting Knowledge Date: December 2023\n" }}
-{{- "Today Date: " + date_string + "\n\n" }}
-{{- system_message }}
-{{- "<|eot_id|>" }}
-
-{%- for message in messages %}
-    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'+ message['content'] | trim + '<|eot_id|>' }}
-    {%- elif message.role == "tool" or message.role == "ipython" %}
-        {{- "<|start_header_id|>ipython<|end_header_id|>\n\n" }}
-        {%- if message.content is mapping or message.content is iterable %}
-            {{- message.content | tojson }}
-        {%- else %}
-            {{- message.content }}
-        {%- endif %}
-        {{- "<|eot_id|>" }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
-{%- endif %}
-"""  # noqa: E501 - as the model has it
-
-
 # Not of any model: blocks for training, loop controls, JSON with HTML characters, undefined variables.
 HELPERS = """{% for m in messages %}
     {%- if m.role == 'system' %}{% continue %}{% endif %}
     {% generation %}{{ m.content | tojson }}|{{ m | tojson(indent=2) }}{% endgeneration %}
     {% if loop.index > 2 %}{% break %}{% endif %}
-{% endfor %}{{ pad_token }}{{ tools is none }}{{ documents is none }}{{ nowhere }}{{ messages[0].nothing }}"""
+{% endfor %}{{ pad_token }}{{ tools is none }}{{ documents is none }}{{ nowhere }}{{ messages[0].nothing }}
+{{ strftime_now('%d %b %Y') }}"""
 
-TEMPLATES = {"smollm2": SMOLLM2, "llama-2": LLAMA_2, "llama-3.2": LLAMA_3_2, "helpers": HELPERS}
+TEMPLATES = {"smollm2": SMOLLM2, "llama-2": LLAMA_2, "helpers": HELPERS}
 
 Chat = list[dict[str, str]]
 
@@ -165,7 +111,7 @@ def test_refusal_of_the_template(judge: Any) -> None:
 
 def test_input_is_not_changed() -> None:
     messages = copy.deepcopy(CHATS["long"])
-    ChatTemplate(LLAMA_3_2, VARIABLES).render(messages)
+    ChatTemplate(LLAMA_2, VARIABLES).render(messages)
     assert messages == CHATS["long"]
     for attack in ("{{ messages.pop() }}", "{{ messages[0].update(content='x') }}", "{{ messages.append(1) }}"):
         with pytest.raises(PpsdError, match="SecurityError"):
@@ -271,7 +217,7 @@ def test_template_that_loses_what_is_said() -> None:
 
 
 @pytest.mark.parametrize("text", ["e", "m", "|", "", " ", "Because ", "  x\n", "assistant", "\ufdd1", "</s>"])
-@pytest.mark.parametrize("name", ["smollm2", "llama-2", "llama-3.2", "trimmed"])
+@pytest.mark.parametrize("name", ["smollm2", "llama-2", "trimmed"])
 def test_answer_goes_on_after_its_own_text(name: str, text: str) -> None:
     """Wherever the same letters stand in the template, and with the blanks that it leaves."""
     source = (TEMPLATES | {"trimmed": "{{ messages[0].content }}\n\n{{ messages[-1].content | trim }} </s>"})[name]

@@ -11,22 +11,17 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import sentencepiece
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf_support import (
-    BLOCK_KINDS,
     SIZES,
-    TABLE_KINDS,
     as_folder,
     byte_vocabulary,
     gguf_name,
-    interleaved,
     metadata,
-    random_blocks,
     tiny_state,
     write_gguf,
 )
@@ -112,29 +107,6 @@ def test_half_precision_files_lose_nothing(tmp_path: Path, kind: Kind, dtype: to
 
     wide = load_file(converted(path) / "model.safetensors")
     assert all(torch.equal(wide[name], state[name]) for name in state)
-
-
-@pytest.mark.parametrize("kind", [*BLOCK_KINDS, *TABLE_KINDS], ids=lambda kind: kind.name)
-def test_quantised_weights_are_dequantised(tmp_path: Path, kind: Kind) -> None:
-    changes = {"hidden": 256, "inner": 256, "head_dim": 16}
-    state = tiny_state(**changes)
-    raw = {
-        gguf_name(key): (random_blocks(kind, len(tensor), 256, seed), kind)
-        for seed, (key, tensor) in enumerate(state.items())
-        if tensor.dim() == 2 and tensor.shape[1] == 256
-    }
-    folder = converted(write_gguf(tmp_path / "m.gguf", state, metadata(**changes), raw=raw))
-
-    found = load_file(folder / "model.safetensors")
-    for key, tensor in found.items():
-        if gguf_name(key) not in raw:
-            assert torch.equal(tensor, state[key])
-            continue
-        expected = torch.from_numpy(gguf.quants.dequantize(*raw[gguf_name(key)]))
-        if "q_proj" in key or "k_proj" in key:
-            tensor = interleaved(tensor, 16)
-        assert torch.equal(tensor, expected)
-    assert len(raw) == 2 * 6 + 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------

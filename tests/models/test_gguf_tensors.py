@@ -6,8 +6,19 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf_support import BLOCK_KINDS, TABLE_KINDS, as_folder, gguf_name, metadata, random_blocks, tiny_state, write_gguf
+from gguf_support import (
+    BLOCK_KINDS,
+    TABLE_KINDS,
+    as_folder,
+    gguf_name,
+    interleaved,
+    metadata,
+    random_blocks,
+    tiny_state,
+    write_gguf,
+)
 
 from ppsd_rt import SamplingParams, _native
 from ppsd_rt.cpu.backend import CpuBackend
@@ -57,13 +68,27 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return path, place / "m"
 
 
+def decoded(path: Path, state: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """By the `gguf` package, as rows lie in the file."""
+    keys = {gguf_name(key): key for key in state}
+    tensors = gguf.GGUFReader(path).tensors
+    return {keys[each.name]: gguf.quants.dequantize(each.data, each.tensor_type) for each in tensors}
+
+
+def as_stored(name: str, tensor: np.ndarray) -> np.ndarray:
+    turned = name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias"))
+    return interleaved(torch.from_numpy(tensor), WIDE["head_dim"]).numpy() if turned else tensor
+
+
 def test_tensors_configuration_and_hash_are_those_of_the_converted_folder(pair: tuple[Path, Path]) -> None:
     mapped, folder = map(Checkpoint, pair)
     assert mapped.config == folder.config
     assert mapped.tensors.keys() == folder.tensors.keys()
+    expected = decoded(pair[0], tiny_state(bias="qkvo", **WIDE))
     for name, tensor in folder.tensors.items():
         assert mapped.tensors[name].dtype == np.float32
         assert mapped.tensors[name].tobytes() == tensor.tobytes()
+        assert as_stored(name, tensor).tobytes() == expected[name].tobytes()
     assert mapped.hash == folder.hash
     assert mapped.parameters == folder.parameters == sum(tensor.size for tensor in folder.tensors.values())
     assert mapped.stored_as == sorted({kind.name for kind in (*BLOCK_KINDS, Kind.F16, Kind.BF16, Kind.F32)})
@@ -241,7 +266,8 @@ def test_types_that_go_by_tables_are_decoded_by_the_package_that_has_them(tmp_pa
     mapped, folder = Checkpoint(path), Checkpoint(tmp_path / "m")
     assert {kind.name for kind in TABLE_KINDS} <= set(mapped.stored_as)
     assert mapped.hash == folder.hash
-    tensors = packable(mapped, "int8")
+    tensors, expected = packable(mapped, "int8"), decoded(path, state)
     for name, tensor in folder.tensors.items():
+        assert as_stored(name, tensor).tobytes() == expected[name].tobytes()
         if name in kinds:
             assert tensors[name].tobytes() == tensor.tobytes()
