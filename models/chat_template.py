@@ -105,6 +105,7 @@ class ChatTemplate:
         self.sources = {"default": source} if isinstance(source, str) else dict(source)
         self.variables: dict[str, Any] = dict(variables or {})
         self.origin = origin
+        self._problem: PpsdError | None = None  # why there is no source, for whoever wants to render it
         self._typed: dict[str, frozenset[str]] = {}
 
     @property
@@ -146,7 +147,8 @@ class ChatTemplate:
 
         Looked for in this order: the file chat_template.jinja; `chat_template` in tokenizer_config.json; the same in
         chat_template.json. In JSON it is a string, a list of {"name", "template"} objects or an object from names to
-        templates. additional_chat_templates/NAME.jinja are further ones. Raises PpsdError for unreadable files.
+        templates. additional_chat_templates/NAME.jinja are further ones. Raises PpsdError for unreadable files; a
+        template of another shape keeps nobody from plain prompts, and is refused when it is rendered.
         """
         more, variables = sorted((folder / _MORE_TEMPLATES).glob("*.jinja")), TokenFiles.read(folder).names
         named = {path.stem: read_text(path) for path in more}
@@ -156,6 +158,10 @@ class ChatTemplate:
                 found = _template_key(path) if name.endswith(".json") else {"default": read_text(path)}
             except FileNotFoundError:
                 continue
+            if isinstance(found, PpsdError):
+                template = cls("", variables, origin=str(path))
+                template._problem = found
+                return template
             if found:
                 return cls(found | named, variables, origin=str(path))
         return cls(named, variables, origin=str(more[0].parent)) if more else None
@@ -226,6 +232,8 @@ class ChatTemplate:
         return frozenset(typed)
 
     def _compiled(self, name: str) -> jinja2.Template:
+        if self._problem is not None:
+            raise self._problem
         if name not in self.sources:
             raise PpsdError(
                 f"{self.origin} has the chat templates {', '.join(self.sources)}, and none named {name}: {_MEND}"
@@ -256,8 +264,8 @@ def _up_to_mark(text: str, last: str) -> str:
     return text[:place].removesuffix(blanks)
 
 
-def _template_key(path: Path) -> dict[str, str]:
-    """The templates by name; none where the file has no such key."""
+def _template_key(path: Path) -> dict[str, str] | PpsdError:
+    """The templates by name; none where the file has no such key; what is wrong where it is of another shape."""
     value = read_json_object(path, missing_ok=True).get("chat_template")
     if value is None or isinstance(value, str):
         return {} if value is None else {"default": value}
@@ -269,7 +277,7 @@ def _template_key(path: Path) -> dict[str, str]:
             named[entry["name"]] = entry["template"]
     if not named:
         wanted = 'a string or a list of objects with the strings "name" and "template"'
-        raise unfit(path, "chat_template", shown(value), wanted)
+        return unfit(path, "chat_template", shown(value), wanted)
     return named
 
 

@@ -364,6 +364,8 @@ def _compiled_decoder(
                 steps.append(_replacement(old, new))
             case {"type": "Metaspace", "replacement": str(mark)} if not fused:
                 steps.append(_metaspace(mark, drops_first=spec.get("prepend_scheme") != "never"))
+            case None:
+                steps.append(_space_between)
             case _:
                 raise unfit(path, "its decoder", shown(state))
 
@@ -407,3 +409,8 @@ def _replacement(old: str, new: str) -> Callable[[str, bool], str]:
 
 def _metaspace(mark: str, drops_first: bool) -> Callable[[str, bool], str]:
     return lambda token, first: token.replace(mark, "" if first and drops_first else " ")
+
+
+def _space_between(token: str, first: bool) -> str:
+    """Without a decoder, the library puts spaces between the tokens."""
+    return token if first else f" {token}"

@@ -205,7 +205,19 @@ def metaspace_json(tmp_path_factory: pytest.TempPathFactory, llama_json: Path) -
     return folder
 
 
-JSON_KINDS = ["byte_level", "llama_json", "metaspace_json"]
+@pytest.fixture(scope="session")
+def word_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer.json without a decoder: the library joins its tokens with spaces."""
+    folder = tmp_path_factory.mktemp("word_json")
+    vocab = {word: id for id, word in enumerate(["<unk>", "<s>", "</s>", "hello", "world", "你好"])}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+JSON_KINDS = ["byte_level", "llama_json", "metaspace_json", "word_json"]
 
 
 @pytest.fixture(params=JSON_KINDS)
@@ -262,7 +274,7 @@ def test_json_streams_any_text(request: pytest.FixtureRequest, kind: str, text: 
 
 @settings(UNHURRIED, max_examples=60)
 @given(data=st.data(), skip=st.booleans())
-@pytest.mark.parametrize("kind", ["byte_level", "metaspace_json"])
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace_json", "word_json"])
 def test_decoders_stream_any_ids(request: pytest.FixtureRequest, kind: str, data: st.DataObject, skip: bool) -> None:
     folder = request.getfixturevalue(kind)
     judge = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -271,7 +283,7 @@ def test_decoders_stream_any_ids(request: pytest.FixtureRequest, kind: str, data
     assert "".join(pushed(tokenizer, ids, skip=skip)) == judge.decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("kind", ["byte_level", "metaspace_json", "llama_json"])
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace_json", "word_json", "llama_json"])
 def test_every_id_decodes_as_the_library_decodes_it(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> None:
     """But for added tokens of byte-level tokenizers, which are text: the library takes their letters for bytes."""
     source = request.getfixturevalue(kind)
@@ -662,13 +674,12 @@ def test_panic_in_the_library(byte_level, tmp_path, changes):
     [
         {"type": "WordPiece", "prefix": "##", "cleanup": True},
         {"type": "BPEDecoder", "suffix": "</w>"},
-        None,
         {"type": "Strip", "content": "_", "start": 1, "stop": 0},
         {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"},
         {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "ByteFallback"}]},
     ],
 )
-def test_unsupported_decoder(byte_level: Path, tmp_path: Path, decoder: dict[str, object] | None) -> None:
+def test_unsupported_decoder(byte_level: Path, tmp_path: Path, decoder: dict[str, object]) -> None:
     message = error_of(damaged_json(byte_level, tmp_path, decoder=decoder))
     assert "tokenizer.json: its decoder is " in message
 
