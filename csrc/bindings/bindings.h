@@ -8,8 +8,7 @@
 #include <variant>
 
 #include "../loop/engine.h"
-#include "../loop/loop_thread.h"
-#include "../loop/alone.h"
+#include "../loop/loop.h"
 #include "../core/thread.h"
 #include "values.h"
 
@@ -47,7 +46,8 @@ void steer(const Steering& steering, Request* request) {
   else request->policy = std::get<std::shared_ptr<AlonePolicy>>(steering);
 }
 
-// Ends an answer's threads without the interpreter lock, which one of them may wait for to ask a grammar.
+// Ends threads, and what is the driver's, without the interpreter lock, which a thread may wait for to ask a grammar; and in its own
+// process alone.
 struct WithoutLock {
   NotAfterFork end;
   template <class Answer>

@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include "../core/carrier.h"
+#include "../core/trace.h"
 #include "lanes.h"
 #include "plan.h"
 #include "record.h"
@@ -51,21 +51,21 @@ struct Graphs {
   int stages() const { return int(verify.size()) - int(take_apart) - int(verdict_apart); }
 };
 
-class GraphCarrier final : public Carrier {
+class GraphCarrier {
  public:
   using AfterRound = std::function<void(const Round&, Plan*)>;
 
   GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule, const Limits& limits, uint64_t seed,
                bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr,
                OwnedNgrams ngrams = {});
-  ~GraphCarrier() override;   // waits for what is in flight, but never for long
+  ~GraphCarrier();   // waits for what is in flight, but never for long
 
   // The prompt has been run, its rows from `keep` on just now, and gave `first`.
   void begin(const std::vector<int>& prompt, int keep, int first);
   // Throws DriverError after the last event that there was; tokens() keeps the committed text.
-  std::optional<Event> next() override;
-  void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
-  const std::vector<int>& tokens() const override { return plan_.tokens(); }
+  std::optional<Event> next();
+  void cancel() { cancelled_.store(true, std::memory_order_relaxed); }
+  const std::vector<int>& tokens() const { return plan_.tokens(); }
 
  private:
   using Clock = std::chrono::steady_clock;
