@@ -26,7 +26,8 @@ run: $(VENV)/runtime  ## fetch the default model once, answer a prompt, then com
 
 # Tests need neither a GPU nor a network, beyond package installs and the default model's.
 # schemathesis is called; as a plugin it takes seconds to start.
-PYTEST := $(BIN)/python -m pytest -p no:schemathesis -n auto --dist worksteal
+# Asserts of tests are rewritten, and what processes import is compiled, once: also where the environment forbids that.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p no:schemathesis -n auto --dist worksteal
 
 quick: $(VENV)/quick  ## what a developer runs after each change, in under a minute; needs no torch
 	$(PYTEST) -q -m "not slow" $$(cat tests/quick.txt)

@@ -43,7 +43,8 @@ def as_folder(path: Path, folder: Path) -> None:
     unfinished = folder.with_name(folder.name + ".unfinished")
     unfinished.mkdir(parents=True)
     (unfinished / "config.json").write_text(json.dumps(checkpoint.gguf.config_json()))
-    (unfinished / "tokenizer_config.json").write_text(json.dumps(checkpoint.gguf.tokenizer_config()))
+    says = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (unfinished / "tokenizer_config.json").write_text(json.dumps(says | checkpoint.gguf.tokenizer_config()))
     (unfinished / "tokenizer.json").write_text(checkpoint.gguf.tokenizer().to_str())
     save_file(dict(checkpoint.tensors), unfinished / "model.safetensors", {"format": "pt"})
     unfinished.replace(folder)

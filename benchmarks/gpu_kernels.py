@@ -98,13 +98,12 @@ def draw_nothing() -> None:
 
 def every_stage(weights: Any, capacity: int, cuts: tuple[int, ...], *, pdl: bool) -> None:
     """All that an answer alone launches: a prompt, draft steps and passes, logits."""
-    from ppsd_rt.cuda import stages as its
+    from ppsd_rt.cuda.stages import DeviceStages
 
-    its.DraftVocabulary = lambda head: None  # it reads the ids that are listed
-    stages = its.DeviceStages(weights, capacity, cuts, pdl=pdl)
+    stages = DeviceStages(weights, capacity, cuts, pdl=pdl)
     stages._prompt.run(0, 64)
     stages.round(int(weights.head is not None))
-    stages.logits(0, 1)
+    stages._logits(0, 1)
 
 
 def wanted(formats: set[str] | None, models: set[str] | None) -> Iterator[tuple[str, Any, int, tuple[int, ...]]]:

@@ -25,8 +25,8 @@ import triton
 
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.cuda.weights import DeviceWeights
+from ppsd_rt.models.config import model_shapes
 from ppsd_rt.models.random_weights import SHAPES
-from ppsd_rt.models.shapes import model_shapes
 from ppsd_rt.triton_kernels.attention import COLUMNS
 from ppsd_rt.triton_kernels.int4 import GROUP
 from ppsd_rt.triton_kernels.state import MAX_ROWS

@@ -99,7 +99,7 @@ def ring(device: str) -> dict[str, Any]:
     text[3] = 7
     state[START], state[DRAFTED] = 2, 4
     late[ROWS], late[START] = 2, 2
-    verdict(text, choices, confidences, words(64), words(16), late, state, records)
+    verdict(text, choices, confidences, words(64), late, state, records)
     until = time.monotonic() + 10
     while records[1, 0].item() != 1:
         if time.monotonic() > until:

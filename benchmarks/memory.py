@@ -25,9 +25,8 @@ from ppsd_rt.cli.info import machine
 from ppsd_rt.cpu.backend import CpuBackend
 from ppsd_rt.engine import Engine
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.models.config import LlamaConfig
+from ppsd_rt.models.config import LlamaConfig, model_shapes
 from ppsd_rt.models.random_weights import SHAPES
-from ppsd_rt.models.shapes import model_shapes
 from ppsd_rt.models.tokenizer import load_tokenizer
 
 # float16 numbers at the beginning of a block, so that weights are around 0.02

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..errors import PpsdError
 from .files import read_json_object
@@ -39,12 +40,12 @@ def kept_gguf(folder: Path, source: str, name: str, fetch: Callable[[Path], Path
     killed process has left is removed by the next one. Raises PpsdError: what `fetch` raises, a cache that cannot be
     written, a full disk.
     """
-    if _is_whole(folder, source):
+    if _is_whole(folder, source, name):
         return folder / name
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _only_one(folder, name):
-            if not _is_whole(folder, source):
+            if not _is_whole(folder, source, name):
                 _make(folder, source, name, fetch)
     except (OSError, NotImplementedError) as error:  # the latter: file locks are not supported here
         reason = getattr(error, "strerror", None) or str(error)
@@ -54,29 +55,28 @@ def kept_gguf(folder: Path, source: str, name: str, fetch: Callable[[Path], Path
     return folder / name
 
 
-def _is_whole(folder: Path, stamp: str) -> bool:
+def _is_whole(folder: Path, source: str, name: str) -> bool:
     try:
-        found = read_json_object(folder / _STAMP)
-        return found["stamp"] == stamp and found["files"].items() <= _file_sizes(folder).items()
-    except (PpsdError, OSError, KeyError, TypeError, AttributeError):
+        return read_json_object(folder / _STAMP) == _stamp(folder, source, name)
+    except (PpsdError, OSError):
         return False
 
 
-def _file_sizes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != _STAMP}
+def _stamp(folder: Path, source: str, name: str) -> dict[str, Any]:
+    return {"stamp": source, "files": {name: (folder / name).stat().st_size}}
 
 
 def model_folders(cache: Path) -> dict[Path, list[Path]]:
-    """What `kept_gguf` has made in this cache, and earlier versions: each model's folder, and which folders there are
-    of it, with those that killed processes have left. Links are not followed."""
+    """What `kept_gguf` has made in this cache: each model's folder, and which folders there are of it, with those that
+    killed processes have left. Links are not followed."""
     found: dict[Path, list[Path]] = {}
-    for parent in (cache / "models", cache / "gguf"):
-        if parent.is_dir() and not parent.is_symlink():
-            for path in sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink()):
-                if work := _WORK.fullmatch(path.name):
-                    found.setdefault(parent / work[1], []).append(path)
-                elif (path / _STAMP).is_file():
-                    found.setdefault(path, []).append(path)
+    parent = cache / "models"
+    for path in sorted(parent.iterdir()) if parent.is_dir() and not parent.is_symlink() else ():
+        if path.is_dir() and not path.is_symlink():
+            if work := _WORK.fullmatch(path.name):
+                found.setdefault(parent / work[1], []).append(path)
+            elif (path / _STAMP).is_file():
+                found.setdefault(path, []).append(path)
     return found
 
 
@@ -118,7 +118,7 @@ def _only_one(folder: Path, wait_for: str | None = None) -> Iterator[None]:
         lock.release()
 
 
-def _make(folder: Path, stamp: str, name: str, fetch: Callable[[Path], Path]) -> None:
+def _make(folder: Path, source: str, name: str, fetch: Callable[[Path], Path]) -> None:
     """Fetch in a sibling folder, then put the result in its place. The caller holds the lock."""
     for leftover in folder.parent.glob(f".{folder.name}.work-*"):  # of processes that were killed
         shutil.rmtree(leftover, ignore_errors=True)  # a pip that outlived its parent may still write there
@@ -128,7 +128,7 @@ def _make(folder: Path, stamp: str, name: str, fetch: Callable[[Path], Path]) ->
         made = work / "model"
         made.mkdir()
         fetch(work).rename(made / name)
-        (made / _STAMP).write_text(json.dumps({"stamp": stamp, "files": _file_sizes(made)}), encoding="utf-8")
+        (made / _STAMP).write_text(json.dumps(_stamp(made, source, name)), encoding="utf-8")
         if os.path.lexists(folder):
             folder.rename(work / "replaced")
         made.rename(folder)

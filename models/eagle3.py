@@ -1,7 +1,7 @@
 """EAGLE-3 heads (arXiv 2503.01840) as others publish them: a folder with `config.json` and safetensors.
 
 Two layouts are read, SafeAILab's (github.com/SafeAILab/EAGLE) and that of the package `speculators`. Nothing here needs
-torch; `eagle3_head.py` computes.
+torch; `exit_head.Eagle3Head` computes.
 
 | tensor | shape | what it is |
 | --- | --- | --- |
@@ -28,14 +28,13 @@ import numpy.typing as npt
 from ..errors import PpsdError
 from ..extras import need
 from .checkpoint import Checkpoint, read_folder, supported
-from .config import LlamaConfig, Reader
+from .config import LlamaConfig, Reader, Shapes, check_shapes, layer_shapes
 from .files import one_line, read_json_object, shown, unfit
 from .head_file import EAGLE3, HeadFile, HeadInfo, check_draft_ids
-from .shapes import Shapes, check_shapes, layer_shapes
 from .stored import Stored
 
 TORCH_FILE = "pytorch_model.bin"  # what SafeAILab's heads were first published as
-_BYTES = {"I64": 8, "I32": 4}  # of a value of t2d that is no byte
+_INTEGERS = {"I64": np.int64, "I32": np.int32}
 _UNUSED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # for training, or what `d2t` says the other way
 
 # `speculators` writes of a layer's configuration only what differs from these defaults of transformers.
@@ -228,20 +227,16 @@ def _draft_ids(
 
     None: the whole vocabulary.
     """
-    vocabulary, stated = model.config.vocab_size, raw.get("draft_vocab_size") or model.config.vocab_size
-    t2d = stored.get("t2d")
-    if t2d is not None and t2d.data.nbytes != vocabulary * _BYTES.get(t2d.dtype, 1):
-        raise unfit(folder, "tensor t2d", f"of {t2d.data.nbytes} bytes", f"one for each of {vocabulary} ids")
+    stated = raw.get("draft_vocab_size") or model.config.vocab_size
     if stated != draft:
         raise unfit(folder, "tensor lm_head.weight", f"of {draft} rows", f"draft_vocab_size, {shown(stated)},")
-    if "d2t" not in stored and draft == vocabulary:
+    if "d2t" not in stored and draft == model.config.vocab_size:
         return None, None
-    data, kind = stored["d2t"] if "d2t" in stored else (np.zeros(0), "none")
-    if kind not in _BYTES or data.nbytes != draft * _BYTES[kind]:
-        raise unfit(
-            folder, "tensor d2t", f"of {data.nbytes} bytes, dtype {kind}", f"I64 or I32 for each of {draft} ids"
-        )
-    offsets = data.reshape(-1).view(np.int64 if kind == "I64" else np.int32).astype(np.int64)
+    data, kind = stored.get("d2t", Stored(np.zeros(0), "none"))
+    offsets = data.reshape(-1).view(_INTEGERS.get(kind, data.dtype)).astype(np.int64)
+    if kind not in _INTEGERS or len(offsets) != draft:
+        found = f"{len(offsets)} values of dtype {kind}"
+        raise unfit(folder, "tensor d2t", found, f"I64 or I32 for each of {draft} ids")
     ids = offsets + np.arange(draft)
     order = np.argsort(ids, kind="stable")
     try:

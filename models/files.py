@@ -5,36 +5,10 @@ import json
 import mmap
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import PpsdError
-
-
-class HeldFile(NamedTuple):
-    """A file in memory, which the functions of this module read like one on disk; None: there is no such file."""
-
-    parent: Path  # what it was made from, which errors name
-    name: str
-    content: bytes | None
-
-    def __str__(self) -> str:
-        return str(self.parent)
-
-
-class HeldFolder(NamedTuple):
-    """A model folder in memory: some of the files that a folder of this model would have."""
-
-    path: Path
-    files: Mapping[str, bytes]
-
-    def __truediv__(self, name: str) -> HeldFile:
-        return HeldFile(self.path, name, self.files.get(name))
-
-
-AnyFile = Path | HeldFile
-AnyFolder = Path | HeldFolder
 
 _LONGEST_REASON = 300
 _MOST_BYTES = 1 << 24  # of JSON or a template; the longest that is published, an index of 90 000 tensors, has half
@@ -71,15 +45,11 @@ def unfit(file: object, place: str, found: object, wanted: object = "") -> PpsdE
     return PpsdError(f"{file}: {place} is {one_line(found)}{expected}: {why}")
 
 
-def read_bytes(path: AnyFile, most: int = _MOST_BYTES, *, pipe_ok: bool = False) -> bytes:
+def read_bytes(path: Path, most: int = _MOST_BYTES, *, pipe_ok: bool = False) -> bytes:
     """The content of a regular file of at most `most` bytes; with `pipe_ok` also of a pipe or a device.
 
     Raises FileNotFoundError, and PpsdError, one line with the path, for everything else that is wrong.
     """
-    if isinstance(path, HeldFile):
-        if path.content is None:
-            raise FileNotFoundError(path.name)
-        return path.content
     try:
         # Without O_NONBLOCK, to open a pipe that nobody writes to would wait for ever.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if pipe_ok else os.O_NONBLOCK))
@@ -99,7 +69,7 @@ def read_bytes(path: AnyFile, most: int = _MOST_BYTES, *, pipe_ok: bool = False)
     return content
 
 
-def read_text(path: AnyFile, most: int = _MOST_BYTES, *, pipe_ok: bool = False) -> str:
+def read_text(path: Path, most: int = _MOST_BYTES, *, pipe_ok: bool = False) -> str:
     """The same as UTF-8 text, without the mark that may stand at its head. Raises as `read_bytes` does."""
     try:
         return read_bytes(path, most, pipe_ok=pipe_ok).decode("utf-8-sig")
@@ -146,7 +116,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def read_json_object(path: AnyFile, *, missing_ok: bool = False, unique: bool = False) -> dict[str, Any]:
+def read_json_object(path: Path, *, missing_ok: bool = False, unique: bool = False) -> dict[str, Any]:
     """The JSON object in the file `path`; an empty one where there is no such file and there need not be one.
 
     Raises PpsdError when the file is missing, cannot be read, is not what `parse_json` takes, or holds no object.

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from .config import FAMILIES, LlamaConfig, RopeScaling
+from .config import FAMILIES, LlamaConfig, RopeScaling, check_shapes, model_shapes
 from .files import drop_pages, unfit
 from .gguf_file import BY_TABLE, GgufFile, GgufTensor, Kind, read_gguf
 from .gguf_tokenizer import Tokens, build_tokenizer, generation_config, read_tokens, tokenizer_config
 from .rotary import llama3_frequencies
-from .shapes import check_shapes, model_shapes
 from .stored import Blocks, Decoded, Floats
 
 # Hugging Face's name of a module -> GGUF's
@@ -231,25 +230,7 @@ class GgufModel:
 
     def tokenizer_config(self) -> dict[str, Any]:
         """What `tokenizer_config.json` says, the chat template included."""
-        return tokenizer_config(self.gguf, self.raw["max_position_embeddings"], self.tokens)
-
-
-def open_gguf(path: Path) -> GgufModel:
-    """Raises PpsdError, one line that names the file and what is wrong with it: damaged, of an architecture, a tensor
-    type or a tokenizer that is not supported; or OSError from the system."""
-    gguf = read_gguf(path)
-    arch = _read_architecture(gguf)
-    inputs, output, mlp = (f"blk.0.{name}.bias" in gguf.tensors for name in _BIASED)
-    if gguf.integer(f"{arch}.block_count") * _LEAST_TENSORS > len(gguf.tensors):
-        raise gguf.bad(
-            f"{arch}.block_count", gguf.values[f"{arch}.block_count"], f"as {len(gguf.tensors)} tensors give"
-        )
-    raw = _read_config(gguf, arch, (inputs, output, mlp))
-    config = LlamaConfig.from_dict(raw, str(path))
-    weights = tuple(_plan_weights(gguf, arch, replace(config, attention_output_bias=output, mlp_bias=mlp)))
-    if output != config.attention_output_bias:
-        raise gguf.bad("blk.0.attn_output.bias", "there" if output else "missing", f"what other {arch} models have")
-    return GgufModel(gguf, raw, read_tokens(gguf, config.vocab_size), weights)
+        return tokenizer_config(self.gguf, self.tokens)
 
 
 def decode(data: NDArray[np.uint8], tensor: GgufTensor) -> Floats:
@@ -263,11 +244,23 @@ def decode(data: NDArray[np.uint8], tensor: GgufTensor) -> Floats:
 
 
 def open_tensors(path: Path) -> "GgufTensors":
-    """Raises PpsdError, one line that names the file and what is wrong with it."""
+    """Raises PpsdError, one line that names the file and what is wrong with it: damaged, of an architecture, a tensor
+    type or a tokenizer that is not supported."""
     try:
-        return GgufTensors(open_gguf(path))
+        gguf = read_gguf(path)
     except OSError as error:
         raise unfit(path, "it", f"not to be read ({error.strerror or error})") from None
+    arch = _read_architecture(gguf)
+    inputs, output, mlp = (f"blk.0.{name}.bias" in gguf.tensors for name in _BIASED)
+    layers, tensors = gguf.integer(f"{arch}.block_count"), len(gguf.tensors)
+    if layers * _LEAST_TENSORS > tensors:
+        raise gguf.bad(f"{arch}.block_count", layers, f"as {tensors} tensors give")
+    raw = _read_config(gguf, arch, (inputs, output, mlp))
+    config = LlamaConfig.from_dict(raw, str(path))
+    weights = tuple(_plan_weights(gguf, arch, replace(config, attention_output_bias=output, mlp_bias=mlp)))
+    if output != config.attention_output_bias:
+        raise gguf.bad("blk.0.attn_output.bias", "there" if output else "missing", f"what other {arch} models have")
+    return GgufTensors(GgufModel(gguf, raw, read_tokens(gguf, config.vocab_size), weights))
 
 
 class GgufTensors(Decoded):

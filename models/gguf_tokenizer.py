@@ -220,22 +220,9 @@ def generation_config(tokens: Tokens) -> dict[str, Any]:
     return {name: value for name, value in ids.items() if value is not None}
 
 
-def tokenizer_config(gguf: GgufFile, context: int, tokens: Tokens) -> dict[str, Any]:
-    named = {
-        "bos_token": tokens.text_of(tokens.bos),
-        "eos_token": tokens.text_of(tokens.eos[0]),
-        "unk_token": tokens.text_of(tokens.unknown),
-        "pad_token": tokens.text_of(tokens.padding),
-    }
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "add_bos_token": tokens.add_bos,
-        "add_eos_token": tokens.add_eos,
-        **{name: text for name, text in named.items() if text is not None},
-        "model_max_length": context,
-        "clean_up_tokenization_spaces": False,
-    }
-    key = "tokenizer.chat_template"
-    named = {"default": key, "tool_use": f"{key}.tool_use"}
-    templates = {name: gguf.get(where, str) for name, where in named.items() if where in gguf.values}
-    return config | ({"chat_template": templates} if templates else {})
+def tokenizer_config(gguf: GgufFile, tokens: Tokens) -> dict[str, Any]:
+    roles = {"bos": tokens.bos, "eos": tokens.eos[0], "unk": tokens.unknown, "pad": tokens.padding}
+    named = {f"{role}_token": tokens.texts[id] for role, id in roles.items() if id is not None}
+    keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+    templates = {name: gguf.get(key, str) for name, key in keys.items() if key in gguf.values}
+    return named | ({"chat_template": templates} if templates else {})

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from ..errors import PpsdError, UsageError
 from .checkpoint import Checkpoint, likeness, read_file, read_metadata, save
-from .config import LlamaConfig
+from .config import LlamaConfig, Shapes, check_shapes, layer_shapes
 from .files import one_line, parse_json, shown, unfit
-from .shapes import Shapes, check_shapes, layer_shapes
 from .stored import Array, as_float32
 
 _LOG = logging.getLogger(__name__)

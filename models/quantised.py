@@ -13,16 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PpsdError
+from .config import Shapes
 from .files import shown, unfit
-from .shapes import Shapes
 from .stored import Array, Decoded, Floats, Stored, Uniform, as_float32, bfloat16_bits
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in 32 bits the value of each of eight outputs lies
 _SCALES = ("F16", "BF16", "F32")
-_PARTS = (
-    *("qweight", "qzeros", "scales", "g_idx"),  # of AWQ and GPTQ
-    *("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_g_idx"),
-)
 # What is read: quant_method -> the values of the settings that decide how.
 _SUPPORTED: dict[str, dict[str, tuple[object, ...]]] = {
     "awq": {"bits": (4,), "version": ("gemm",)},
@@ -114,7 +110,8 @@ class QuantisedTensors(Decoded):
     @property
     def used(self) -> set[str]:
         """The names in the file that all these are read from."""
-        return {name.removesuffix("weight") + part for name in self.quantised for part in _PARTS} | set(self._shapes)
+        parts = {name for name in self._stored if f"{name.rpartition('.')[0]}.weight" in self.quantised}
+        return parts | set(self._shapes)
 
     def values_at(self, name: str, places: npt.NDArray[np.int64]) -> Array:
         """The values of a tensor at some places of it as one long row; only the rows around them are decoded."""
@@ -168,16 +165,12 @@ class QuantisedTensors(Decoded):
     def _misfit(self, name: str, found: str, expected: str) -> PpsdError:
         return unfit(self._where, f"tensor {name}", found, f"by config.json and its quantization_config {expected}")
 
-    def _part(self, name: str, *dtypes: str) -> Stored:
+    def _part(self, name: str, *dtypes: str, shape: tuple[int, ...] | None = None) -> Stored:
         stored = self._stored.get(name)
         if stored is None or stored.dtype not in dtypes:
             found = "missing" if stored is None else f"of dtype {stored.dtype}"
             raise self._misfit(name, found, " or ".join(dtypes))
-        return stored
-
-    def _shaped(self, name: str, shape: tuple[int, ...], *dtypes: str) -> Stored:
-        stored = self._part(name, *dtypes)
-        if stored.data.shape != shape:
+        if shape not in (None, stored.data.shape):
             raise self._misfit(name, f"of shape {stored.data.shape}", f"{shape}")
         return stored
 
@@ -186,10 +179,10 @@ class QuantisedTensors(Decoded):
         if out % 8:
             raise self._misfit(name, f"of {out} outputs", "a multiple of 8")
         words = slice(outputs.start // 8, -(-outputs.stop // 8))
-        q = _of_awq(self._shaped(f"{prefix}qweight", (inputs, out // 8), "I32").data[:, words])
+        q = _of_awq(self._part(f"{prefix}qweight", "I32", shape=(inputs, out // 8)).data[:, words])
         groups = self._groups(f"{prefix}scales", inputs)
-        zeros = _of_awq(self._shaped(f"{prefix}qzeros", (groups, out // 8), "I32").data[:, words])
-        scales = self._shaped(f"{prefix}scales", (groups, out), *_SCALES)
+        zeros = _of_awq(self._part(f"{prefix}qzeros", "I32", shape=(groups, out // 8)).data[:, words])
+        scales = self._part(f"{prefix}scales", *_SCALES, shape=(groups, out))
         return self._values(prefix, q.T, zeros.T, as_float32(scales.data)[:, outputs].T), scales.dtype
 
     def _gptq(self, name: str, outputs: slice) -> tuple[Uniform | Floats, str]:
@@ -197,10 +190,10 @@ class QuantisedTensors(Decoded):
         each = 32 // bits
         if inputs % each or out % each:
             raise self._misfit(name, f"of shape {(out, inputs)}", f"multiples of {each}")
-        q = _unpacked(self._shaped(f"{prefix}qweight", (inputs // each, out), "I32").data[:, outputs].T, bits)
+        q = _unpacked(self._part(f"{prefix}qweight", "I32", shape=(inputs // each, out)).data[:, outputs].T, bits)
         groups = self._groups(f"{prefix}scales", inputs)
-        zeros = _unpacked(self._shaped(f"{prefix}qzeros", (groups, out // each), "I32").data, bits)[:, outputs].T
-        scales = self._shaped(f"{prefix}scales", (groups, out), *_SCALES)
+        zeros = _unpacked(self._part(f"{prefix}qzeros", "I32", shape=(groups, out // each)).data, bits)[:, outputs].T
+        scales = self._part(f"{prefix}scales", *_SCALES, shape=(groups, out))
         counted = zeros.astype(np.float32) + self._scheme.zero_offset
         return self._values(prefix, q, counted, as_float32(scales.data)[:, outputs].T), scales.dtype
 
@@ -214,16 +207,16 @@ class QuantisedTensors(Decoded):
         if scale.ndim != 2 or scale.shape[0] > out or scale.shape[1] > inputs:
             raise misfit
         if name in self._stored and self._stored[name].dtype == "F8_E4M3":
-            codes = self._shaped(name, (out, inputs), "F8_E4M3").data[outputs]
+            codes = self._part(name, "F8_E4M3", shape=(out, inputs)).data[outputs]
             return _E4M3[codes] * self._spread(name, scale)[outputs], scales.dtype
         if inputs % scale.shape[1] or scale.shape[0] not in (1, out):
             raise misfit
         bits = 8 if name in self._stored else self._scheme.bits
         if name in self._stored:
-            q = (self._shaped(name, (out, inputs), "I8").data[outputs].astype(np.int16) + 128).astype(np.uint8)
+            q = (self._part(name, "I8", shape=(out, inputs)).data[outputs].astype(np.int16) + 128).astype(np.uint8)
         else:
             words = -(-inputs * bits // 32)
-            q = _unpacked(self._shaped(f"{name}_packed", (out, words), "I32").data[outputs], bits)[:, :inputs]
+            q = _unpacked(self._part(f"{name}_packed", "I32", shape=(out, words)).data[outputs], bits)[:, :inputs]
         zeros = self._zero_points(name, (out, scale.shape[1]), bits)[outputs]
         rows = np.broadcast_to(scale, (out, scale.shape[1]))[outputs]
         return self._values(f"{name}_", q, zeros, rows), scales.dtype
@@ -237,7 +230,7 @@ class QuantisedTensors(Decoded):
         if order is None or (order.data == -1).all() or np.array_equal(order.data, np.arange(inputs) // each):
             scale = np.ascontiguousarray(scale)
             return Uniform(np.ascontiguousarray(q), scale, -np.ascontiguousarray(zeros, np.float32) * scale, each)
-        group = self._shaped(f"{prefix}g_idx", (inputs,), "I32").data
+        group = self._part(f"{prefix}g_idx", "I32", shape=(inputs,)).data
         if group.min() < 0 or group.max() >= groups:
             raise self._misfit(f"{prefix}g_idx", f"of groups up to {group.max()}", f"0 to {groups - 1}")
         return (q - zeros.astype(np.float32)[:, group]) * scale[:, group]

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import codecs
 import json
-import os
 import re
-import tempfile
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +22,9 @@ from tokenizers import AddedToken
 
 from ..arguments import check_unicode
 from ..errors import PpsdError
-from .chat_template import ChatTemplate, special_tokens, token_content
+from .chat_template import ChatTemplate, TokenFiles, token_content
 from .config import Reader
-from .files import AnyFile, AnyFolder, HeldFolder, is_gguf, one_line, read_json_object, read_text, shown, unfit
+from .files import is_gguf, one_line, read_text, shown, unfit
 from .pieces import MOST_BYTES, read_sentencepiece, surround
 
 if TYPE_CHECKING:
@@ -59,14 +56,16 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None, gguf: GgufModel 
             from .gguf_model import open_tensors  # it takes packages that models in folders do without
 
             gguf = open_tensors(folder).model
-        said = HeldFolder(folder, {"tokenizer_config.json": json.dumps(gguf.tokenizer_config()).encode()})
-        path, tokenizer = folder, _JsonTokenizer(folder, said, gguf.tokenizer())
+        files = TokenFiles(folder, gguf.tokenizer_config(), {}, {})
+        path, tokenizer = folder, _JsonTokenizer(folder, files, gguf.tokenizer())
+        if templates := files.config.get("chat_template"):
+            tokenizer.chat_template = ChatTemplate(templates, files.names, origin=str(folder))
     elif not folder.is_dir():
         raise PpsdError(f"there is no folder {folder}: give the folder of a model")
-    elif json_path.exists():
-        path, tokenizer = json_path, _JsonTokenizer(json_path, folder)
-    elif model_path.exists():
-        path, tokenizer = model_path, _SentencePieceTokenizer(model_path)
+    elif json_path.exists() or model_path.exists():
+        path, kind = (json_path, _JsonTokenizer) if json_path.exists() else (model_path, _SentencePieceTokenizer)
+        tokenizer = kind(path, TokenFiles.read(folder))
+        tokenizer.chat_template = ChatTemplate.from_folder(folder)
     else:
         raise PpsdError(f"{folder} has neither tokenizer.json nor tokenizer.model: copy one from the model's source")
     if vocab_size is not None and tokenizer.base_size > vocab_size:
@@ -89,7 +88,7 @@ class Tokenizer(ABC):
     bos_id: int | None
     eos_id: int | None
     special_ids: frozenset[int]
-    chat_template: ChatTemplate | None
+    chat_template: ChatTemplate | None = None
     _leading_spaces: int  # how many spaces at the start of a text are the tokenizer's own and not the writer's
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -127,16 +126,6 @@ class Tokenizer(ABC):
     def token_bytes(self, id: int) -> bytes:
         """What a token stands for inside a text, special tokens included; nothing for an id outside the vocabulary."""
         return self._piece(id, False) or b""
-
-    def _id_of(self, token: str | None) -> int | None:
-        return None if token is None else self.token_to_id(token)
-
-    def _end_of(self, names: dict[str, str], path: AnyFile) -> int | None:
-        """The id of a folder's eos_token. PpsdError where that is no token."""
-        token = names.get("eos_token")
-        if token is not None and self.token_to_id(token) is None:
-            raise unfit(path, "its vocabulary", f"without the eos_token {token!r} of tokenizer_config.json")
-        return self._id_of(token)
 
     @abstractmethod
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
@@ -206,11 +195,11 @@ class _JsonTokenizer(Tokenizer):
     """
 
     def __init__(
-        self, path: Path, folder: AnyFolder, made: tokenizers.Tokenizer | None = None, *, normalized: bool = True
+        self, path: Path, files: TokenFiles, made: tokenizers.Tokenizer | None = None, *, normalized: bool = True
     ) -> None:
         """made: in place of what is in `path`. normalized: what other files add may be found in normalised text."""
         text = "" if made else read_text(path, MOST_BYTES)
-        with _library_errors(path), _panic_reports_dropped():
+        with _library_errors(path):
             self._tokenizer = made or tokenizers.Tokenizer.from_str(text)
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
@@ -224,37 +213,35 @@ class _JsonTokenizer(Tokenizer):
                 self.base_size = made.get_vocab_size(with_added_tokens=False)
         self._path = path
         self._pieces: dict[tuple[int, bool], bytes] = {}  # that have been asked for
-        names = special_tokens(folder)
-        if all(token.content != names.get("eos_token") for token in _added_tokens(folder).values()):
-            self._end_of(names, path)  # before it gets an id like the others
-        self._add_tokens(folder, names, normalized)
+        names, given = files.names, _added_tokens(files, normalized)
+        end = names.get("eos_token")
+        if end and self.token_to_id(end) is None and all(token.content != end for token in given.values()):
+            raise unfit(path, "its vocabulary", f"without the eos_token {end!r} of tokenizer_config.json")
+        self._add_tokens(files, given)
         known = self._tokenizer.get_added_tokens_decoder()
         self._bytes_of, self._leading_spaces = _compiled_decoder(state, path, {each.content for each in known.values()})
         special = {token.content for token in known.values() if token.special}
         # A token that one file calls special stays so, whatever another one says.
         special |= {token.content for token in added.values() if token.special}
         self.vocab_size = max(self.base_size, *(id + 1 for id in known), 0)
-        self.bos_id = self._id_of(names.get("bos_token"))
-        self.eos_id = self._id_of(names.get("eos_token"))
+        self.bos_id, self.eos_id = (self.token_to_id(names.get(f"{end}_token", "")) for end in ("bos", "eos"))
         ends = [self.bos_id, self.eos_id]
         self.special_ids = frozenset(id for id in [*map(self.token_to_id, special), *ends] if id is not None)
-        self.chat_template = ChatTemplate.from_folder(folder)
 
-    def _add_tokens(self, folder: AnyFolder, names: dict[str, str], normalized: bool) -> None:
+    def _add_tokens(self, files: TokenFiles, listed: dict[int, AddedToken]) -> None:
         """What the other files say of tokens: some that tokenizer.json lacks, and flags, which win over its own.
 
         In the order, and by the calls, of `TokenizersBackend.__init__` of transformers 5.
         """
-        config = read_json_object(folder / "tokenizer_config.json", missing_ok=True)
         before = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        given = [token for _, token in sorted(_added_tokens(folder, normalized).items())]
+        given = [token for _, token in sorted(listed.items())]
         texts = before | {token.content for token in given}
-        given += [AddedToken(text, special=True) for text in _all_special(folder, names) if text not in texts]
+        given += [AddedToken(text, special=True) for text in _all_special(files) if text not in texts]
         for token in given:
-            token.special = token.special or token.content in names.values()
-        with _library_errors(folder / "tokenizer_config.json"):
+            token.special = token.special or token.content in files.names.values()
+        with _library_errors(files.place / "tokenizer_config.json"):
             self._tokenizer.add_tokens(given)
-        self._tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
+        self._tokenizer.encode_special_tokens = files.config.get("split_special_tokens") is True
 
     def token_to_id(self, token: str) -> int | None:
         return self._tokenizer.token_to_id(token)
@@ -288,14 +275,13 @@ class _SentencePieceTokenizer(_JsonTokenizer):
     `add_bos_token` is true and `add_eos_token` false where tokenizer_config.json does not say.
     """
 
-    def __init__(self, path: Path) -> None:
-        where = path.parent / "tokenizer_config.json"
-        read = Reader(read_json_object(where, missing_ok=True), where)
+    def __init__(self, path: Path, files: TokenFiles) -> None:
+        read = Reader(files.config, files.place / "tokenizer_config.json")
         legacy, prefix = read.boolean("legacy", True), read.raw.get("add_prefix_space")
         prefix = None if prefix is None else read.boolean("add_prefix_space")
-        with _library_errors(path), _panic_reports_dropped():
+        with _library_errors(path):
             pieces, made = read_sentencepiece(path, legacy, prefix)
-        super().__init__(path, path.parent, made, normalized=False)
+        super().__init__(path, files, made, normalized=False)
         self.bos_id = self.token_to_id("<s>") if self.bos_id is None else self.bos_id
         self.eos_id = self.token_to_id("</s>") if self.eos_id is None else self.eos_id
         self.special_ids |= {id for id in (self.bos_id, self.eos_id) if id is not None}
@@ -312,14 +298,13 @@ class _SentencePieceTokenizer(_JsonTokenizer):
         return super()._encode(prefix + text, add_special_tokens)
 
 
-def _added_tokens(folder: AnyFolder, normalized: bool = True) -> dict[int, AddedToken]:
+def _added_tokens(files: TokenFiles, normalized: bool = True) -> dict[int, AddedToken]:
     """The tokens that tokenizer_config.json adds, by id; where it has no such table, those of added_tokens.json."""
-    path = folder / "tokenizer_config.json"
-    entries, added = read_json_object(path, missing_ok=True).get("added_tokens_decoder"), {}
+    path, entries = files.place / "tokenizer_config.json", files.config.get("added_tokens_decoder")
     if entries is None:
-        path, names = folder / "added_tokens.json", _all_special(folder, special_tokens(folder))
-        listed = read_json_object(path, missing_ok=True).items()
-        entries = {str(id): {"content": content, "special": content in names} for content, id in listed}
+        path, special = files.place / "added_tokens.json", _all_special(files)
+        entries = {str(id): {"content": content, "special": content in special} for content, id in files.added.items()}
+    added = {}
     for id, entry in entries.items() if isinstance(entries, dict) else [("added_tokens_decoder", entries)]:
         content, number = token_content(entry), int(id) if str(id).isdecimal() and len(str(id)) < 19 else -1
         if content is None or number < 0 or isinstance(entry, str):
@@ -330,12 +315,11 @@ def _added_tokens(folder: AnyFolder, normalized: bool = True) -> dict[int, Added
     return added
 
 
-def _all_special(folder: AnyFolder, names: dict[str, str]) -> list[str]:
+def _all_special(files: TokenFiles) -> list[str]:
     """The texts of all tokens that a model folder calls special, named ones first, in the order of transformers."""
     order = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-    texts = [names[key] for key in (*order, *sorted(names.keys() - order)) if key in names]
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        values = read_json_object(folder / file, missing_ok=True)
+    texts = [files.names[key] for key in (*order, *sorted(files.names.keys() - order)) if key in files.names]
+    for values in (files.special, files.config):
         for key in ("additional_special_tokens", "extra_special_tokens"):
             extra = values.get(key) or []
             contents = extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else ()
@@ -344,7 +328,7 @@ def _all_special(folder: AnyFolder, names: dict[str, str]) -> list[str]:
 
 
 @contextmanager
-def _library_errors(path: AnyFile) -> Iterator[None]:
+def _library_errors(path: Path) -> Iterator[None]:
     """One line for whatever a tokenizer library raises."""
     try:
         yield
@@ -354,41 +338,8 @@ def _library_errors(path: AnyFile) -> Iterator[None]:
         raise unfit(path, "its vocabulary", f"of no use ({one_line(error)})") from error
 
 
-_one_redirection = threading.Lock()
-
-
-@contextmanager
-def _panic_reports_dropped() -> Iterator[None]:
-    """Keeps the report that a Rust panic writes to file descriptor 2 away from the user, who gets a PpsdError instead.
-
-    What else was written there in the meantime is passed on. Without a standard error, or without a place for
-    temporary files, nothing is redirected.
-    """
-    with _one_redirection, ExitStack() as stack:
-        try:
-            report = stack.enter_context(tempfile.TemporaryFile())
-            stderr = os.dup(2)
-        except OSError:
-            yield
-            return
-        stack.callback(os.close, stderr)
-        os.dup2(report.fileno(), 2)
-        panicked = False
-        try:
-            yield
-        except BaseException as error:
-            panicked = not isinstance(error, Exception)
-            raise
-        finally:
-            os.dup2(stderr, 2)
-            if not panicked:
-                report.seek(0)
-                with suppress(OSError):  # full, or its reader has gone: what it says is lost, and nothing else
-                    os.write(stderr, report.read())
-
-
 def _compiled_decoder(
-    state: dict[str, Any] | None, path: AnyFile, added: Set[str]
+    state: dict[str, Any] | None, path: Path, added: Set[str]
 ) -> tuple[Callable[[str, bool], bytes], int]:
     """What the "decoder" of a tokenizer.json makes of one token, and how many leading spaces of the text it strips.
 
@@ -408,13 +359,11 @@ def _compiled_decoder(
                 steps.append(lambda token, first: token.encode() if token in added else _byte_level(token))
                 fused = True
             case {"type": "ByteFallback"} if not fused:
-                steps.append(_byte_fallback)
+                steps.append(lambda token, first: bytes.fromhex(token[3:5]) if _BYTE_TOKEN.fullmatch(token) else token)
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if not fused:
                 steps.append(_replacement(old, new))
             case {"type": "Metaspace", "replacement": str(mark)} if not fused:
                 steps.append(_metaspace(mark, drops_first=spec.get("prepend_scheme") != "never"))
-            case None:
-                steps.append(_space_between)
             case _:
                 raise unfit(path, "its decoder", shown(state))
 
@@ -452,18 +401,9 @@ _BYTE_OF = _byte_alphabet()
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
-def _byte_fallback(token: str, first: bool) -> str | bytes:
-    return bytes([int(token[3:5], 16)]) if _BYTE_TOKEN.fullmatch(token) else token
-
-
 def _replacement(old: str, new: str) -> Callable[[str, bool], str]:
     return lambda token, first: token.replace(old, new)
 
 
 def _metaspace(mark: str, drops_first: bool) -> Callable[[str, bool], str]:
     return lambda token, first: token.replace(mark, "" if first and drops_first else " ")
-
-
-def _space_between(token: str, first: bool) -> str:
-    """Without a decoder, the library puts spaces between the tokens."""
-    return token if first else f" {token}"

@@ -287,11 +287,11 @@ def cuda_instantiate(graph: int) -> int: ...
 def cuda_destroy_graph(exec: int) -> None: ...
 
 class GraphLanes:
-    """A CUDA context and stream for the draft stage, and one for each verification stage."""
+    """A CUDA context and stream for the draft stage (-1), and one for each verification stage."""
 
     def __init__(self, draft_device: int, verify_devices: Sequence[int]) -> None: ...
     def upload(self, exec: int, stage: int) -> None: ...
-    def timeline(self, launches: Sequence[tuple[int, int]]) -> list[tuple[float, float]]: ...
+    def run(self, stage: int, execs: Sequence[int]) -> list[float]: ...  # -> seconds of each, when all have ended
 
 class GraphCopy:
     """What a stage hands to one on another device: `rows` rows of `row_bytes`, each at its position, between addresses
@@ -361,30 +361,6 @@ class AlonePolicy:
         """Before an answer. asked: `lookup` and `recycle` count. pool: 0 greedy, 1 sampled, -1 learned from alone."""
 
     def explain(self) -> str: ...
-
-class LaunchPlan:
-    """What a GPU launches next, and what its records [int32 words] mean: the host half of GraphSession."""
-
-    def __init__(
-        self,
-        *,
-        schedule: Schedule | AlonePolicy,
-        limits: Limits,
-        seed: int,
-        stages: int,
-        in_turns: bool,
-        ngrams: Ngrams | None,
-    ) -> None: ...
-    def begin(self, prompt: Sequence[int], keep: int, first: int) -> Round: ...
-    def next(self, drafts_done: int) -> str: ...
-    window: Final[tuple[int, int]]
-    def land(self, record: Sequence[int], drafts_done: int, seconds: float) -> Round | None: ...
-    def wants_confidence(self) -> int: ...
-    def drafted(self, position: int, token: int, confidence: float) -> None: ...  # position -1: none was drawn
-    def take_offer(self) -> list[int] | None: ...  # what the device is to be offered from now on, if that has changed
-    finished: Final[bool]
-    passes_in_flight: Final[int]
-    drafts_launched: Final[int]
 
 WIRE_VERSION: int
 

@@ -12,8 +12,6 @@ from weakref import WeakKeyDictionary
 
 from .generation import Committed, Completion, Generation, Token
 from .pipeline.rounds import Drafted
-from .sampling.params import SamplingParams
-from .statistics import Statistics
 
 _MOST_THREADS = 4096  # an answer that finds none waits for one
 
@@ -27,20 +25,10 @@ class AsyncGeneration:
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
+        self.prompt_ids, self.params = generation.prompt_ids, generation.params
+        self.statistics = generation.statistics
         self._pump: _Pump | None = None
         self._tokens: deque[Token] = deque()  # of the round at hand
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        return self._generation.prompt_ids
-
-    @property
-    def params(self) -> SamplingParams:
-        return self._generation.params
-
-    @property
-    def statistics(self) -> Statistics:
-        return self._generation.statistics
 
     @property
     def completion(self) -> Completion:

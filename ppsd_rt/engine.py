@@ -335,16 +335,13 @@ class Engine:
             schedule = parse_schedule(schedule)
         if not isinstance(schedule, Schedule | Auto):
             raise UsageError(f"schedule must be a Schedule or a text such as 'auto', not {quoted(schedule)}")
-        if params is not None and not isinstance(params, SamplingParams):
-            raise UsageError(f"params must be SamplingParams(...), not {quoted(params)}")
+        params = self.check(params)
         if isinstance(schedule, Auto) and self.head is None:
             schedule = copying(schedule) if self.backend.copies else PLAIN
         if isinstance(schedule, Schedule) and schedule.copies and not self.backend.copies:
             raise UsageError(
                 f"the {self.backend.name} backend copies no drafts: leave lookup= and recycle= out of the schedule"
             )
-        params = params or SamplingParams()
-        self.check(params)
         if params.grammar:
             options = replace(options, masks=self.compile(params.grammar))
         if isinstance(schedule, Schedule) and schedule.drafts and self.head is None:
@@ -438,8 +435,11 @@ class Engine:
             raise UsageError(f"top must be from 0 to {MOST_LOGPROBS}, not {quoted(top)}")
         return [None, *self.backend.logprobs(self._ids(prompt), top)]
 
-    def check(self, params: SamplingParams) -> None:
-        """UsageError for sampling that this backend, or this model, cannot do."""
+    def check(self, params: SamplingParams | None) -> SamplingParams:
+        """Those, or the default ones. UsageError for sampling that this backend, or this model, cannot do."""
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise UsageError(f"params must be SamplingParams(...), not {quoted(params)}")
         if lacking := [name for name in params.extras() if name not in self.backend.extras]:
             raise UsageError(
                 f"several GPUs in one process decode greedily or at a temperature, without {lacking[0]}: leave it out, "
@@ -448,6 +448,7 @@ class Engine:
         wrong = [id for id in dict(params.logit_bias) if not 0 <= id < self.config.vocab_size]
         if wrong:
             raise UsageError(f"logit_bias: id {wrong[0]} is outside the vocabulary of {self.config.vocab_size}")
+        return params
 
     def stages(self, params: SamplingParams | None = None) -> Stages:
         """The stages for a loop of your own. They have KV caches of their own: this engine's answers go on beside it.
@@ -455,11 +456,7 @@ class Engine:
         params: how tokens are chosen; where the answer ends is the loop's to say. They keep the exit head of now.
         Raises UsageError on a backend that has none to give, and PpsdError where memory or threads are lacking.
         """
-        if params is not None and not isinstance(params, SamplingParams):
-            raise UsageError(f"params must be SamplingParams(...), not {quoted(params)}")
-        params = params or SamplingParams()
-        self.check(params)
-        return Stages(self.backend, self.config, self.encode, self.name, params)
+        return Stages(self.backend, self.config, self.encode, self.name, self.check(params))
 
 
 class _Closed:

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from logging import getLogger
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self
 from .backend import Backend, Cancellation, RunOptions
 from .errors import PpsdError
 from .models.config import LlamaConfig
-from .models.tokenizer import Tokenizer
+from .models.tokenizer import IncrementalDecoder, Tokenizer
 from .pipeline.rounds import Draft, Drafted, Limits, Logprob, Round
 from .pipeline.schedule import Auto, Schedule, describe
 from .processes import not_after_fork
 from .sampling.params import SamplingParams
 from .statistics import Statistics
-from .text import StopStrings
 
 if TYPE_CHECKING:
     from ._native import LoopAnswer
@@ -74,6 +73,53 @@ class Completion:
     message: Mapping[str, Any] = field(default_factory=dict)
 
 
+class StopStrings:
+    """Passes text on, except what may still turn out to be the beginning of a stop string.
+
+    `stop` becomes the stop string that is complete; the text before it has been passed on, and nothing after it.
+    Of several the one that is complete first counts, and of those that end at the same character the longest: so it
+    does not matter how the text is cut into tokens, or in which order the strings are given.
+    """
+
+    def __init__(self, decoder: IncrementalDecoder, stop: Sequence[str], least: int = 0) -> None:
+        """least: tokens before the first that may complete a stop string."""
+        self._decoder, self._stop, self._least = decoder, tuple(stop), least
+        self._held, self._pushed = "", 0
+        self.stop: str | None = None
+
+    @property
+    def found(self) -> bool:
+        return self.stop is not None
+
+    def push(self, id: int) -> str:
+        """The text that the token `id` makes certain."""
+        self._pushed += 1
+        return self._pass_on(self._decoder.push(id))
+
+    def flush(self) -> str:
+        """At the end of the answer: what was held back, without a last character that is not whole."""
+        text, self._held = self._held, ""
+        return text
+
+    def _pass_on(self, piece: str) -> str:
+        if not self._stop:
+            return piece
+        text, self._held = self._held + piece, ""
+        found = [(place + len(stop), place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
+        if found and self._pushed > self._least:
+            _, place, self.stop = min(found)
+            return text[:place]
+        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        if keep:
+            text, self._held = text[:-keep], text[-keep:]
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+
+
 class Keeper(Protocol):
     """Keeps what is answered: see ppsd_rt/learning/."""
 
@@ -113,7 +159,7 @@ class Generation:
         taken = self.params.for_backend(prompt_ids)
         self._rounds = backend.rounds(prompt_ids, taken, schedule, limits, options, self._cancellation)
         self._turn = RLock()  # of the thread that asks for an event
-        self._begun = self._running = self._over = False
+        self._begun = self._running = self.over = False
         self._spent = self._worked = 0.0  # seconds, since the last round; and of the backend, by its own clock
         self._tokens: deque[Token] = deque()  # of the round at hand
         self._process = os.getpid()
@@ -188,7 +234,7 @@ class Generation:
     def _next(self) -> Committed | Drafted | None:
         not_after_fork(self._process)  # `_turn` may be held by a thread that is not here
         with self._turn:
-            if self._over:
+            if self.over:
                 return None
             self._running = True
             try:
@@ -229,9 +275,9 @@ class Generation:
 
     def _leave(self) -> None:
         """Leaves the place to others, once."""
-        if self._over:
+        if self.over:
             return
-        self._over = True
+        self.over = True
         try:
             self._rounds.close()
         finally:
@@ -252,18 +298,14 @@ class Generation:
     @property
     def running(self) -> bool:
         """Has it begun, and not ended?"""
-        return self._begun and not self._over
-
-    @property
-    def over(self) -> bool:
-        return self._over
+        return self._begun and not self.over
 
     def __del__(self) -> None:
         if "_tokens" in self.__dict__:  # all before it was made
             self._leave()
 
     def __repr__(self) -> str:
-        state = self._reason if self._over else "in progress" if self._begun else "not begun"
+        state = self._reason if self.over else "in progress" if self._begun else "not begun"
         return f"<Generation: {len(self.prompt_ids)} prompt tokens, {len(self._ids)} tokens, {state}>"
 
     def __reduce__(self) -> NoReturn:

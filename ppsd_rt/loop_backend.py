@@ -8,7 +8,6 @@ import numpy.typing as npt
 from . import _native
 from .backend import Request, logprobs_by_logits
 from .cpu.answers import MOST_ANSWERS, Answers, weakly
-from .models.head_file import HeadInfo
 from .pipeline.rounds import Drafted, Logprob, Round
 from .sampling.params import EXTRAS
 
@@ -31,10 +30,6 @@ class LoopBackend:
     @property
     def extras(self) -> frozenset[str]:
         return EXTRAS
-
-    @property
-    def head(self) -> HeadInfo | None:
-        raise NotImplementedError
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
         self._ngrams = _native.Ngrams()

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from .arguments import whole_number
 from .backend import Backend
@@ -18,12 +18,6 @@ from .sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from . import _native
-
-
-@runtime_checkable
-class StagedBackend(Protocol):
-    def stages(self, params: SamplingParams) -> "_native.Stages":
-        """Stages with KV caches of their own."""
 
 
 class Stages:
@@ -51,7 +45,8 @@ class Stages:
         params: SamplingParams,
     ) -> None:
         """encode: a prompt to its ids. name: of the model, for messages."""
-        if not isinstance(backend, StagedBackend):
+        make: Callable[[SamplingParams], _native.Stages] | None = getattr(backend, "stages", None)
+        if make is None:
             raise UsageError(f"the {backend.name} backend gives no stages: use --backend cpu or torch")
         others = [name for name in ("logprobs", "grammar", "min_tokens") if name in params.extras()]
         if others:
@@ -59,8 +54,8 @@ class Stages:
         self.params = params.seeded()  # with the seed that was drawn, where none was given
         self._config, self._encode, self._name = config, encode, name
         self._drafts = backend.head is not None
-        self._stages = backend.stages(self.params.for_backend(()))
-        self._capacity = self._committed = self._verified = 0
+        self._stages = make(self.params.for_backend(()))
+        self._capacity = self.committed = self.verified = 0
         self._tokens: list[int] = []  # of the drafted rows
         self._turn = Lock()
         self._process = os.getpid()
@@ -73,14 +68,6 @@ class Stages:
     @property
     def drafted(self) -> int:
         return len(self._tokens)
-
-    @property
-    def verified(self) -> int:
-        return self._verified
-
-    @property
-    def committed(self) -> int:
-        return self._committed
 
     def prefill(self, prompt: Prompt) -> int:
         """Begin a text: all rows of the prompt through all layers, committed -> the first token of the answer.
@@ -119,11 +106,11 @@ class Stages:
         ids[i + 1] is right if it is own id i; own ids after the first wrong row belong to a text that does not stay.
         """
         with self._alone():
-            rows = self._checked(ids, self._verified)
+            rows = self._checked(ids, self.verified)
             if not rows:
                 raise UsageError("verify takes at least one row")
-            held = self._tokens[self._verified :]
-            for position, (given, drafted) in enumerate(zip(rows, held, strict=False), self._verified):
+            held = self._tokens[self.verified :]
+            for position, (given, drafted) in enumerate(zip(rows, held, strict=False), self.verified):
                 if given != drafted:
                     raise UsageError(f"row {position} was drafted as id {drafted}, not {given}: roll_back({position})")
             if len(rows) > len(held):
@@ -136,12 +123,12 @@ class Stages:
         Exit heads of the kind `feedback` receive the last one's hidden state in the drafts that follow.
         """
         with self._alone():
-            waiting = self._verified - self._committed
+            waiting = self.verified - self.committed
             if not 1 <= whole_number("count", count) <= waiting:
                 raise UsageError(f"{waiting} verified rows wait to be committed, not {count}")
             self._commit(count)
             if count < waiting:
-                self._void(self._committed)
+                self._void(self.committed)
 
     def roll_back(self, to: int) -> None:
         """Rows from position `to` on are void, committed ones too. This writes a length and copies nothing."""
@@ -187,15 +174,15 @@ class Stages:
         return drawn
 
     def _verify(self, ids: Sequence[int], last: int) -> list[int]:
-        own = self._stages.verify(self._verified, ids, last)
-        self._verified += len(ids)
+        own = self._stages.verify(self.verified, ids, last)
+        self.verified += len(ids)
         return own
 
     def _commit(self, count: int) -> None:
-        self._committed += count
-        self._stages.learn(self._committed - 1)
+        self.committed += count
+        self._stages.learn(self.committed - 1)
 
     def _void(self, start: int) -> None:
         del self._tokens[start:]
-        self._verified = min(self._verified, start)
-        self._committed = min(self._committed, start)
+        self.verified = min(self.verified, start)
+        self.committed = min(self.committed, start)

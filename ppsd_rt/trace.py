@@ -11,22 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .files.output import OutputFile
+from .files import OutputFile
 
 Span = tuple[str, int, int, float, float]  # name, track, rows, begin, end (microseconds), as Backend.spans gives them
 
 # Moments, one for each event that a pipeline reports, in their order; a draft rejected: "roll back".
 MARKS = ("drafted", "commit", "roll back")
-
-_COLOURS = {  # names of Chrome's palette; Perfetto goes by the span's name
-    "prompt": "thread_state_iowait",
-    "draft": "thread_state_runnable",
-    "row": "thread_state_runnable",
-    "verify": "thread_state_running",
-    "wait": "grey",
-    "dropped draft": "bad",
-    "dropped verify": "terrible",
-}
 
 
 @dataclass(frozen=True)
@@ -63,16 +53,12 @@ def occupancy(spans: Iterable[Span]) -> Occupancy:
     return Occupancy(1e-6 * wall, 1e-6 * sum(end - begin for begin, end in work), 1e-6 * (wall - busy))
 
 
-def track_name(track: int) -> str:
-    return "draft" if track == 0 else f"verify {track}"
-
-
 def trace_events(spans: Iterable[Span], process: int = 0, title: str = "", offset: float = 0.0) -> list[dict[str, Any]]:
     """The events of one answer; `offset` is where on the time axis (microseconds) it begins."""
     spans = sorted(spans, key=lambda span: (span[1], span[3]))
     events: list[dict[str, Any]] = [_metadata("process_name", process, 0, name=title or f"answer {process + 1}")]
     for track in sorted({span[1] for span in spans}):
-        events.append(_metadata("thread_name", process, track, name=track_name(track)))
+        events.append(_metadata("thread_name", process, track, name=f"verify {track}" if track else "draft"))
         events.append(_metadata("thread_sort_index", process, track, sort_index=track))
     for name, track, rows, begin, end in spans:
         event = {"name": name, "cat": "stage", "pid": process, "tid": track, "ts": offset + begin}
@@ -80,8 +66,6 @@ def trace_events(spans: Iterable[Span], process: int = 0, title: str = "", offse
             event |= {"ph": "i", "s": "t", "args": {"tokens": rows}}
         else:
             event |= {"ph": "X", "dur": max(end - begin, 0.0), "args": {"rows": rows}}
-        if name in _COLOURS:
-            event["cname"] = _COLOURS[name]
         events.append(event)
     return events
 

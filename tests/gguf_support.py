@@ -12,6 +12,8 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFValueType as Type
 from tokenizers import pre_tokenizers
 
+from ppsd_rt.models.config import LlamaConfig, model_shapes
+
 _EXPORT = Path(__file__).parents[1] / "benchmarks" / "export_gguf.py"
 
 
@@ -36,50 +38,32 @@ SIZES = {"hidden": 64, "inner": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "
 
 
 def tiny_state(seed: int = 0, *, tied: bool = True, bias: str = "", **changes: int) -> dict[str, torch.Tensor]:
-    """Random weights under Hugging Face's names; `bias`: the projections that have one, as in "qkvo"."""
+    """Random weights under Hugging Face's names; `bias`: the projections that have one, "qkv" or "qkvo"."""
     sizes = {**SIZES, **changes}
-    hidden, inner = sizes["hidden"], sizes["inner"]
-    query, key = sizes["heads"] * sizes["head_dim"], sizes["kv_heads"] * sizes["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (len(byte_vocabulary()), hidden)}
-    for layer in range(sizes["layers"]):
-        prefix = f"model.layers.{layer}"
-        outputs = {"q": query, "k": key, "v": key, "o": hidden}
-        shapes |= {f"{prefix}.{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
-        for name, rows in outputs.items():
-            shapes[f"{prefix}.self_attn.{name}_proj.weight"] = (rows, query if name == "o" else hidden)
-        for name in bias:
-            shapes[f"{prefix}.self_attn.{name}_proj.bias"] = (outputs[name],)
-        shapes |= {f"{prefix}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
-        shapes[f"{prefix}.mlp.down_proj.weight"] = (hidden, inner)
-    shapes["model.norm.weight"] = (hidden,)
-    if not tied:
-        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
+    config = LlamaConfig(
+        vocab_size=len(byte_vocabulary()),
+        hidden_size=sizes["hidden"],
+        intermediate_size=sizes["inner"],
+        num_hidden_layers=sizes["layers"],
+        num_attention_heads=sizes["heads"],
+        num_key_value_heads=sizes["kv_heads"],
+        head_dim=sizes["head_dim"],
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        attention_bias=bool(bias),
+        attention_output_bias="o" in bias,
+    )
     generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return {name: torch.randn(shape, generator=generator) for name, shape in model_shapes(config).items()}
 
 
-GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+_NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, 64)
+MATRICES = ("token_embd", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "output")
 
 
 def gguf_name(key: str) -> str:
-    name = key.replace("model.layers.", "blk.")
-    for ours, theirs in GGUF_NAMES.items():
-        name = name.replace(ours, theirs)
+    name = _NAMES.get_name(key, (".weight", ".bias"))
+    assert name is not None
     return name
 
 

@@ -62,6 +62,10 @@ def in_format(weight: Tensor, format: str) -> Weight:
     return {"int8": quantise, "int4": quantise_int4, "fp8": quantise_fp8}[format](weight)
 
 
+def matrix(outputs: int, inputs: int, format: str = "fp32", seed: int = 0) -> Weight:
+    return in_format(make(outputs, inputs, seed=seed) / inputs**0.5, format)
+
+
 def close(ours: Tensor, theirs: Tensor) -> None:
     """To float32 rounding."""
     assert ours.shape == theirs.shape

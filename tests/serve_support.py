@@ -11,6 +11,7 @@ from dataclasses import replace
 import httpx2
 from support import Lazily
 
+from ppsd_rt import SamplingParams
 from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.serve.run import Server, listen
 from ppsd_rt.serve.service import Service
@@ -41,6 +42,11 @@ UNREADABLE = [
     )
 ] + [f'{OPEN}{{"name": "{name}", "arguments": {{}}}}{SHUT}' for name in ("\\ud83d", "a b", "")]
 HANG = 120  # seconds: a guard, no test waits for it to pass
+
+
+def alone(engine, prompt, **params):
+    """The answer without a server."""
+    return engine.generate(prompt, SamplingParams(**params), SCHEDULE).run()
 
 
 class Clock:

@@ -1,10 +1,13 @@
 """Tiny models on a device, and what the torch reference and the verdicts' records say of them."""
 
+import random
+
 import torch
 from kernel_support import DEVICE
 from support import tiny_model
 
 from ppsd_rt import _native
+from ppsd_rt.backend import Oracle
 from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadInfo
@@ -12,6 +15,8 @@ from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import PLAIN
 from ppsd_rt.reference.passes import TorchPasses
 from ppsd_rt.triton_kernels.state import (
+    LOOKAHEAD,
+    MOST,
     RECORD_ACCEPTED,
     RECORD_COMMITTED,
     RECORD_IDS,
@@ -81,3 +86,36 @@ def told(records, prompt):
 
 def text_of(stages):
     return stages.buffers.text[: stages.buffers.state[START].item() + 1].tolist()
+
+
+def decoded_in_any_order(stages, model, params, tokens):
+    """So many tokens after PROMPT: plain steps, then drafts by the head, then by an oracle that is right now and then,
+    in chunks of every size. The text is plain decoding's -> the verdicts' records."""
+    end = len(PROMPT) + tokens
+    truth = plain_of(model, PROMPT, params, end)
+    stages.begin(PROMPT, params, end=end, oracle=Oracle(tuple(truth), 0.65, seed=38))
+    dice, launches = random.Random(stages.weights.head.info.kind), 0
+    stages.plain_step()
+    stages.plain_step()
+    while stages.buffers.state[START].item() < end - 1:
+        ahead = dice.choice((2, 3, 4))
+        chunks = torch.tensor([dice.choice((1, 3, 15)), dice.choice((2, 15))], dtype=torch.int32)
+        stages.buffers.state[MOST : LOOKAHEAD + 1] = chunks
+        for _ in range(ahead):
+            stages.draft_step()
+        if dice.random() < 0.6:
+            stages.early_step()
+        window = (stages.buffers.state[START].item(), 16)
+        for leg in range(len(stages.legs)):
+            if leg:
+                stages.draft_step()  # while the pass is between two stages, or two devices
+            stages.verification(leg, window)
+        launches += 1
+        assert launches < 40
+    assert text_of(stages) == truth
+    records = records_of(stages, 1)
+    assert told(records, PROMPT) == truth
+    judged, accepted = (sum(record[i] for record in records) for i in (RECORD_JUDGED, RECORD_ACCEPTED))
+    assert 0 < accepted < judged, "accepted and rejected draft tokens"
+    assert launches + 2 == len(records)
+    return records

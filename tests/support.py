@@ -9,8 +9,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from ppsd_rt import Grammar, SamplingParams
+from ppsd_rt.backend import RunOptions
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.head_file import HeadInfo
+from ppsd_rt.pipeline.rounds import Drafted
 
 try:
     import torch
@@ -37,6 +40,8 @@ class Lazily:
         self._name = name
 
     def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):  # pytest asks everything in a module for such names
+            raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 
@@ -201,3 +206,59 @@ def small_gguf(path: Path, seed: int = 0, layers: int = 1) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+# Grammars that tests of one process and of ranks use.
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "ages": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["name", "ages"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "regex": Grammar.regex("([a-f]{2,5} ){3,12}[xyz]+!"),
+    "schema": Grammar.json_schema(SCHEMA),
+    "lark": Grammar.lark('start: line{4,9}\nline: ("ab" | "ba")+ ";" /[0-9]/'),
+}
+PROMPT = "once upon a time once upon a time"
+
+# Eight answers at once, of which each wants something else.
+EIGHT = (
+    {
+        "grammar": Grammar(
+            "json_schema", '{"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"]}'
+        )
+    },
+    {"repetition_penalty": 1.3, "temperature": 0.7, "seed": 2},
+    {"presence_penalty": 0.9, "frequency_penalty": 0.4, "logprobs": 2},
+    {"logprobs": 3, "temperature": 1.1, "top_k": 20, "top_p": 0.9, "seed": 4},
+    {"logit_bias": {40: 4.0}, "min_p": 0.05, "temperature": 1.0, "seed": 5},
+    {"temperature": 1.3, "seed": 6},
+    {"grammar": Grammar("regex", "[a-f]{5,30}!"), "temperature": 1.0, "seed": 7, "logprobs": 0},
+    {},
+)
+
+
+def check_eight(engine, schedule, tokens=30):
+    """With schemas, penalties, log-probabilities, and one that is cancelled in the middle; plain decoding's tokens."""
+    asked = [SamplingParams(**{"max_tokens": tokens, **options}) for options in EIGHT]
+    prompts = ["the same beginning, " * 4 + "and more"[:number] for number in range(8)]
+    alone = [engine.generate(prompt, each, "plain").run() for prompt, each in zip(prompts, asked, strict=True)]
+    together = [engine.generate(prompt, each, schedule) for prompt, each in zip(prompts, asked, strict=True)]
+    streams = [generation.events() for generation in together]
+    for place in range(tokens + 10):
+        for number, stream in enumerate(streams):
+            next(stream, None)
+            if (place, number) == (1, 7):  # of the tokens it has 4 at the most
+                together[7].cancel()
+    for generation, expected in zip(together[:7], alone[:7], strict=True):
+        found = generation.run()
+        assert (found.ids, found.text, found.logprobs) == (expected.ids, expected.text, expected.logprobs)
+    assert together[7].completion.finish_reason == "cancelled"
+    assert together[7].completion.ids == alone[7].ids[: len(together[7].completion.ids)]
+
+
+def drafts_of(engine, prompt, params, schedule):
+    """[(position, id)] of an answer's draft tokens, as they are drawn; none is copied from another text."""
+    events = engine.generate(prompt, params, schedule, RunOptions(report_drafts=True, owner=None)).events()
+    return [(event.position, event.token) for event in events if isinstance(event, Drafted)]

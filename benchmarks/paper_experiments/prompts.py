@@ -12,9 +12,9 @@ from typing import Any
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.bench.cli.prompt_files import first_of_each_family, read_prompts
+from ppsd_rt.bench.closed_forms import Pipeline
 from ppsd_rt.bench.simulate import simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
-from ppsd_rt.planning.closed_forms import Pipeline
 
 from .experiment import Experiment, Found, Parts, given, interval, markdown
 

@@ -29,21 +29,12 @@ struct PyEngine {
   std::unique_ptr<CpuEngine, NotAfterFork> engine;
 };
 
-// Who chooses the schedule: the caller, or the policy round by round.
-using Steering = std::variant<Schedule, std::shared_ptr<AlonePolicy>>;
-
 // Attributes that Python reads: name, member, name, member ...
 template <class Class, class Member, class... Others>
 Class attributes(Class type, const char* name, Member member, Others... others) {
   type.def_readonly(name, member);
   if constexpr (sizeof...(others) > 0) attributes(type, others...);
   return type;
-}
-
-template <class Request>
-void steer(const Steering& steering, Request* request) {
-  if (const auto* schedule = std::get_if<Schedule>(&steering)) request->schedule = *schedule;
-  else request->policy = std::get<std::shared_ptr<AlonePolicy>>(steering);
 }
 
 // Ends threads, and what is the driver's, without the interpreter lock, which a thread may wait for to ask a grammar; and in its own

@@ -1,4 +1,4 @@
-// The CUDA part of ppsd_rt._native: the driver, captured stages, the plan of launches. Nothing here needs a GPU to be built.
+// The CUDA part of ppsd_rt._native: the driver and captured stages. Nothing here needs a GPU to be built.
 #include <pybind11/stl.h>
 
 #include "bindings.h"
@@ -18,17 +18,6 @@ Handle handle_of(uint64_t number) {
   return reinterpret_cast<Handle>(uintptr_t(number));
 }
 
-const char* name_of(Step::Kind kind) {
-  switch (kind) {
-    case Step::Kind::kDraft: return "draft";
-    case Step::Kind::kRow: return "row";
-    case Step::Kind::kVerify: return "verify";
-    case Step::Kind::kRound: return "round";
-    case Step::Kind::kWait: break;
-  }
-  return "wait";
-}
-
 using StepHandles = std::tuple<uint64_t, uint64_t, std::map<int, uint64_t>, std::vector<uint64_t>>;
 
 Graphs steps_of(const StepHandles& handles) {
@@ -40,23 +29,6 @@ Graphs steps_of(const StepHandles& handles) {
   for (const uint64_t exec : verify) graphs.verify.push_back(handle_of<GraphExec>(exec));
   return graphs;
 }
-
-// The plan, for a carrier written in Python.
-struct PyPlan {
-  std::shared_ptr<AlonePolicy> policy;
-  bool in_turns;
-  Plan plan;
-  Step step;   // the last one
-
-  py::object land(const py::list& words, int64_t drafts_done, double seconds) {
-    const auto record = words.cast<std::vector<int32_t>>();
-    if (int(record.size()) != record::kWords) throw std::runtime_error("a verdict's record has another length");
-    const std::optional<Round> round = plan.land(record_of(record.data()), drafts_done);
-    if (!round) return py::none();
-    if (policy) replan(policy.get(), *round, seconds, in_turns, &plan);
-    return event_of(Event(*round));
-  }
-};
 
 }  // namespace
 
@@ -80,18 +52,18 @@ void bind_cuda(py::module_& m) {
              return std::shared_ptr<Lanes>(new Lanes(draft_device, verify_devices), WithoutLock());
            }),
            py::arg("draft_device"), py::arg("verify_devices"))
-      .def("upload", [](const Lanes& lanes, uint64_t exec, int stage) {   // -1: the draft stage's
-        const Lane& lane = stage < 0 ? lanes.draft : lanes.verify.at(size_t(stage));
+      .def("upload", [](const Lanes& lanes, uint64_t exec, int stage) {
+        const Lane& lane = lanes.of(stage);
         const KeptContext kept;
         check(driver().cuCtxSetCurrent(lane.context), "choosing the GPU");
         check(driver().cuGraphUpload(handle_of<GraphExec>(exec), lane.stream), "uploading a graph");
       }, py::arg("exec"), py::arg("stage"))
-      .def("timeline", [](Lanes& lanes, const std::vector<std::pair<int, uint64_t>>& launches) {
-        std::vector<std::pair<int, GraphExec>> handles;
-        for (const auto& [stage, exec] : launches) handles.emplace_back(stage, handle_of<GraphExec>(exec));
+      .def("run", [](Lanes& lanes, int stage, const std::vector<uint64_t>& execs) {
+        std::vector<GraphExec> handles;
+        for (const uint64_t exec : execs) handles.push_back(handle_of<GraphExec>(exec));
         const py::gil_scoped_release release;
-        return lanes.timeline(handles);
-      }, py::arg("launches"));
+        return lanes.run(stage, handles);
+      }, py::arg("stage"), py::arg("execs"));
 
   py::class_<Copy>(m, "GraphCopy")
       .def(py::init([](uint64_t to, uint64_t source, int to_device, int source_device, size_t row_bytes, int rows) {
@@ -118,12 +90,14 @@ void bind_cuda(py::module_& m) {
 
   bind_answer<GraphSession>(m, "GraphSession")
       .def(py::init([](std::shared_ptr<Lanes> lanes, const Graphs& graphs, std::vector<int> prompt, int keep, int first,
-                       const Steering& schedule, const Limits& limits, uint64_t seed, bool in_turns, bool report_drafts,
+                       const std::variant<Schedule, std::shared_ptr<AlonePolicy>>& schedule, const Limits& limits,
+                       uint64_t seed, bool in_turns, bool report_drafts,
                        bool trace, double before, std::optional<OwnedNgrams> ngrams) {
              GraphRequest request;
              request.prompt = std::move(prompt);
              request.keep = keep, request.first = first;
-             steer(schedule, &request);
+             if (const auto* fixed = std::get_if<Schedule>(&schedule)) request.schedule = *fixed;
+             else request.policy = std::get<std::shared_ptr<AlonePolicy>>(schedule);
              request.limits = limits;
              request.ngrams = ngrams.value_or(OwnedNgrams());
              request.seed = seed, request.in_turns = in_turns, request.report_drafts = report_drafts;
@@ -145,38 +119,4 @@ void bind_cuda(py::module_& m) {
            py::arg("prior"), py::arg("overlaps"))
       .def("begin", &AlonePolicy::begin, py::arg("asked"), py::arg("pool"))
       .def("explain", &AlonePolicy::explain);
-
-  py::class_<PyPlan>(m, "LaunchPlan")
-      .def(py::init([](const Steering& schedule, const Limits& limits, uint64_t seed, int stages, bool in_turns,
-                       std::optional<OwnedNgrams> ngrams) {
-             GraphRequest request;
-             steer(schedule, &request);
-             const Schedule first = request.policy ? request.policy->schedule() : request.schedule;
-             return PyPlan{request.policy, in_turns, Plan(allowed(first, in_turns), limits, seed, stages, {}, ngrams.value_or(OwnedNgrams())), {}};
-           }),
-           py::kw_only(), py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("in_turns"),
-           py::arg("ngrams"))
-      .def("begin", [](PyPlan& p, const std::vector<int>& prompt, int keep, int first) {
-             return event_of(Event(p.plan.begin(prompt, keep, first)));
-           }, py::arg("prompt"), py::arg("keep"), py::arg("first"))
-      .def("next", [](PyPlan& p, int64_t drafts_done) {
-             p.step = p.plan.next(drafts_done);
-             return name_of(p.step.kind);
-           }, py::arg("drafts_done"))
-      .def_property_readonly("window", [](const PyPlan& p) { return std::make_pair(p.step.first_row, p.step.rows); })
-      .def("land", &PyPlan::land, py::arg("record"), py::arg("drafts_done"), py::arg("seconds"))
-      .def("wants_confidence", [](const PyPlan& p) { return p.plan.wants_confidence(); })
-      .def("drafted", [](PyPlan& p, int position, int token, double confidence) {
-             p.plan.drafted(position < 0 ? std::nullopt : std::optional<Draft>(Draft{token, confidence}), position);
-           }, py::arg("position"), py::arg("token"), py::arg("confidence"))
-      .def("take_offer", [](PyPlan& p) {
-             const auto offer = p.plan.take_offer();
-             if (!offer) return py::object(py::none());
-             std::vector<int32_t> words(offer::kWords);
-             write_offer(*offer, words.data());
-             return py::object(py::cast(words));
-           })
-      .def_property_readonly("finished", [](const PyPlan& p) { return p.plan.finished(); })
-      .def_property_readonly("passes_in_flight", [](const PyPlan& p) { return p.plan.passes_in_flight(); })
-      .def_property_readonly("drafts_launched", [](const PyPlan& p) { return p.plan.drafts_launched(); });
 }

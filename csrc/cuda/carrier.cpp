@@ -68,9 +68,9 @@ GraphCarrier::~GraphCarrier() {
   } catch (const DriverError&) {   // next() has told, or nobody wants to know
   }
   if (lost_) return;
-  for (const Timed& timed : timed_) timers_.insert(timers_.end(), {{timed.device, timed.begin}, {timed.device, timed.end}});
-  timers_.insert(timers_.end(), origins_.begin(), origins_.end());
-  for (const auto& [device, event] : timers_) driver().cuEventDestroy(event);
+  for (const Timed& timed : timed_)
+    for (EventHandle event : {timed.begin, timed.end}) driver().cuEventDestroy(event);
+  for (const auto& [device, event] : origins_) driver().cuEventDestroy(event);
 }
 
 void GraphCarrier::begin(const std::vector<int>& prompt, int keep, int first) {
@@ -78,7 +78,6 @@ void GraphCarrier::begin(const std::vector<int>& prompt, int keep, int first) {
   if (trace_ != nullptr) {
     for (const Lane& lane : lanes_->all()) {
       if (origin(lane.device) != nullptr) continue;
-      enter(lane);
       origins_.emplace_back(lane.device, timer(lane));
       check(driver().cuEventRecord(origins_.back().second, lane.stream), "recording an event");
     }
@@ -113,7 +112,7 @@ std::optional<Event> GraphCarrier::next() {
         if (look_after(since)) idle.reset();
         else if (!idle) idle = now;   // by the next look, all that it had done until this one has been collected
         else if (now - *idle > kSilence)
-          throw DriverError(Fault::kSilent, "the GPU has nothing left to do, but a verdict has not come");
+          throw DriverError("the GPU has nothing left to do, but a verdict has not come");
       }
     } catch (...) {   // told after the events that there are already
       lost_ = true;
@@ -234,7 +233,7 @@ void GraphCarrier::copy(const Lane& lane, const Copy& what, const Step& step) {
 }
 
 void GraphCarrier::launch(const Lane& lane, GraphExec exec, const char* name, int track, int64_t pass) {
-  if (exec == nullptr) throw DriverError(Fault::kOther, std::string("there is no graph for a ") + name + " step");
+  if (exec == nullptr) throw DriverError(std::string("there is no graph for a ") + name + " step");
   if (trace_ == nullptr) return check(driver().cuGraphLaunch(exec, lane.stream), "launching a graph");
   const Timed timed{name, track, 1, pass, lane.device, timer(lane), timer(lane)};
   check(driver().cuEventRecord(timed.begin, lane.stream), "recording an event");
@@ -323,7 +322,7 @@ bool GraphCarrier::look_after(Clock::time_point since) {
     else check(result, "waiting for the GPU");
   }
   if (Clock::now() - since > patience())
-    throw DriverError(Fault::kSilent, "the GPU has not answered for " + std::to_string(patience().count()) +
+    throw DriverError("the GPU has not answered for " + std::to_string(patience().count()) +
                                           " seconds (PPSD_CUDA_TIMEOUT sets how long to wait)");
   return busy;
 }
@@ -345,7 +344,7 @@ void GraphCarrier::drain() {
       }
       if (Clock::now() > until) {
         lost_ = true;
-        throw DriverError(Fault::kSilent, "the GPU does not end what it was doing");
+        throw DriverError("the GPU does not end what it was doing");
       }
       patience.wait();
     }
@@ -356,13 +355,7 @@ void GraphCarrier::drain() {
 // -- times -------------------------------------------------------------------------------------------------------------
 
 EventHandle GraphCarrier::timer(const Lane& lane) {
-  const auto free = std::find_if(timers_.begin(), timers_.end(), [&](const auto& pair) { return pair.first == lane.device; });
   EventHandle event = nullptr;
-  if (free != timers_.end()) {
-    event = free->second;
-    timers_.erase(free);
-    return event;
-  }
   enter(lane);
   check(driver().cuEventCreate(&event, 0), "making an event");
   return event;
@@ -384,7 +377,7 @@ void GraphCarrier::read_timers(bool all) {
     const bool told = cu.cuEventElapsedTime(&begin, origin(timed.device), timed.begin) == kSuccess &&
                       cu.cuEventElapsedTime(&end, origin(timed.device), timed.end) == kSuccess;
     if (told) trace_->add({timed.name, timed.track, timed.rows, 1e3 * double(begin), 1e3 * double(end)});
-    timers_.insert(timers_.end(), {{timed.device, timed.begin}, {timed.device, timed.end}});
+    for (EventHandle event : {timed.begin, timed.end}) cu.cuEventDestroy(event);
     timed_.pop_front();
   }
 }

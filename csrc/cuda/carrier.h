@@ -125,7 +125,7 @@ class GraphCarrier {
   std::deque<Told> told_;            // of launches, until they are asked for
 
   // With a trace.
-  std::vector<std::pair<int, EventHandle>> origins_, timers_;   // of each device: the answer's begin; free events
+  std::vector<std::pair<int, EventHandle>> origins_;   // of each device: the answer's begin
   std::deque<Timed> timed_;
 };
 

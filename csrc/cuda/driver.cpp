@@ -11,6 +11,21 @@ namespace {
 
 using GetProcAddress = Result (*)(const char* name, void** function, int version, unsigned long long flags, int* status);
 
+constexpr Result kNoDevice = 100;
+
+// The numbers are those of the driver's CUresult.
+const char* meaning_of(Result result) {
+  switch (result) {
+    case 2: return "the GPU is out of memory";
+    case kNoDevice: case 101: return "there is no such GPU";
+    case 34: case 36: case 803: case 804: return "the NVIDIA driver is too old";   // a stub, an old call, an older kernel module
+    case 700: case 701: case 702: case 710: case 714: case 715: case 716: case 717: case 718: case 719: case 720:
+      return "a kernel failed on the GPU";   // illegal addresses and instructions, resources, timeouts
+    case 4: case 46: case 214: case 220: case 226: case 709: case 999: return "the GPU is lost";   // gone, ECC, NVLink, ...
+    default: return "the NVIDIA driver refused";
+  }
+}
+
 // Opened for good: a driver's threads do not survive being unloaded.
 void* open_library() {
   const char* named = std::getenv("PPSD_CUDA_DRIVER");
@@ -18,13 +33,17 @@ void* open_library() {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
-    throw DriverError(Fault::kNoDriver, "no NVIDIA driver: " + std::string(why ? why : path + " cannot be opened"));
+    throw DriverError("no NVIDIA driver: " + std::string(why ? why : path + " cannot be opened"));
   }
   return library;
 }
 
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
 [[noreturn]] void too_old(const std::string& what) {
-  throw DriverError(Fault::kTooOld, "the NVIDIA driver is too old: " + what + "; CUDA " +
+  throw DriverError("the NVIDIA driver is too old: " + what + "; CUDA " +
                                         version_text(kNeededVersion) + " or newer is needed");
 }
 
@@ -47,9 +66,7 @@ std::unique_ptr<Driver> load() {
     const char* name = nullptr;
     loaded->cuGetErrorName(started, &name);
     const std::string why = name ? name : "error " + std::to_string(started);
-    const bool none = fault_of(started) == Fault::kNoDevice;
-    throw DriverError(none ? Fault::kNoDevice : Fault::kNoDriver,
-                      none ? "the NVIDIA driver sees no GPU (" + why + ")" : "the NVIDIA driver does not start (" + why + ")");
+    throw DriverError((started == kNoDevice ? "the NVIDIA driver sees no GPU (" : "the NVIDIA driver does not start (") + why + ")");
   }
   if (loaded->cuDriverGetVersion(&loaded->version) == kSuccess && loaded->version < kNeededVersion)
     too_old("it speaks CUDA " + version_text(loaded->version));
@@ -57,10 +74,6 @@ std::unique_ptr<Driver> load() {
 }
 
 }  // namespace
-
-std::string version_text(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
 
 const Driver& driver() {
   static std::mutex mutex;
@@ -70,35 +83,13 @@ const Driver& driver() {
   return *loaded;
 }
 
-// The numbers are those of the driver's CUresult.
-Fault fault_of(Result result) {
-  switch (result) {
-    case kOutOfMemory: return Fault::kOutOfMemory;
-    case 100: case 101: return Fault::kNoDevice;             // no device, no such device
-    case 34: case 36: case 803: case 804: return Fault::kTooOld;   // a stub, an old call, an older kernel module
-    case 700: case 701: case 702: case 710: case 714: case 715: case 716: case 717: case 718: case 719: case 720:
-      return Fault::kLaunch;                                 // illegal addresses and instructions, resources, timeouts
-    case 4: case 46: case 214: case 220: case 226: case 709: case 999: return Fault::kLost;   // gone, ECC, NVLink, ...
-    default: return Fault::kOther;
-  }
-}
-
 void check(Result result, const char* what) {
   if (result == kSuccess) return;
   const char *name = nullptr, *text = nullptr;
   driver().cuGetErrorName(result, &name);
   driver().cuGetErrorString(result, &text);
   const std::string why = std::string(name ? name : "error " + std::to_string(result)) + (text ? std::string(", ") + text : "");
-  const std::string where = std::string(" (") + what + ": " + why + ")";
-  const Fault fault = fault_of(result);
-  switch (fault) {
-    case Fault::kOutOfMemory: throw DriverError(fault, "the GPU is out of memory" + where);
-    case Fault::kNoDevice: throw DriverError(fault, "there is no such GPU" + where);
-    case Fault::kTooOld: throw DriverError(fault, "the NVIDIA driver is too old" + where);
-    case Fault::kLaunch: throw DriverError(fault, "a kernel failed on the GPU" + where);
-    case Fault::kLost: throw DriverError(fault, "the GPU is lost" + where);
-    default: throw DriverError(Fault::kOther, "the NVIDIA driver refused" + where);
-  }
+  throw DriverError(std::string(meaning_of(result)) + " (" + what + ": " + why + ")");
 }
 
 DeviceFacts device_facts(int ordinal) {
@@ -106,7 +97,7 @@ DeviceFacts device_facts(int ordinal) {
   int count = 0;
   check(cu.cuDeviceGetCount(&count), "counting GPUs");
   if (ordinal < 0 || ordinal >= count)
-    throw DriverError(Fault::kNoDevice, "there is no GPU " + std::to_string(ordinal) + ": the driver sees " + std::to_string(count));
+    throw DriverError("there is no GPU " + std::to_string(ordinal) + ": the driver sees " + std::to_string(count));
   Device device = 0;
   check(cu.cuDeviceGet(&device, ordinal), "finding the GPU");
   DeviceFacts facts;

@@ -21,7 +21,7 @@ using EventHandle = struct EventTag*;
 using Graph = struct GraphTag*;
 using GraphExec = struct GraphExecTag*;
 
-constexpr Result kSuccess = 0, kOutOfMemory = 2, kNotReady = 600;
+constexpr Result kSuccess = 0, kNotReady = 600;
 constexpr unsigned kNonBlocking = 1;      // a stream that does not wait for the legacy default stream
 constexpr unsigned kDisableTiming = 2;    // an event that only orders
 constexpr int kComputeMajor = 75, kComputeMinor = 76;   // device attributes
@@ -64,12 +64,8 @@ struct Driver {
   int version = 0;   // of CUDA: 12030 is 12.3
 };
 
-enum class Fault { kNoDriver, kTooOld, kNoDevice, kOutOfMemory, kLaunch, kLost, kSilent, kOther };
-
-class DriverError : public std::runtime_error {
- public:
-  DriverError(Fault fault, const std::string& line) : std::runtime_error(line), fault(fault) {}
-  const Fault fault;
+struct DriverError : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 constexpr int kNeededVersion = 12000;   // CUDA 12.0: the interface that the entry points are asked for in
@@ -80,8 +76,6 @@ const Driver& driver();
 
 // Turns a result other than success into a DriverError: `what` was being done.
 void check(Result result, const char* what);
-Fault fault_of(Result result);
-std::string version_text(int version);   // "12.3"
 
 // The calling thread's GPU is again what it was, when this goes.
 class KeptContext {

@@ -82,60 +82,36 @@ std::vector<Lane> Lanes::all() const {
   return lanes;
 }
 
-std::vector<std::pair<double, double>> Lanes::timeline(const std::vector<std::pair<int, GraphExec>>& launches) {
+std::vector<double> Lanes::run(int stage, const std::vector<GraphExec>& execs) {
   const Driver& cu = driver();
   const KeptContext kept;
-  struct Timers {
-    std::vector<EventHandle> events;
-    ~Timers() {
-      for (EventHandle event : events) driver().cuEventDestroy(event);
+  const Lane& lane = of(stage);
+  check(cu.cuCtxSetCurrent(lane.context), "choosing the GPU");
+  struct Events {
+    std::vector<EventHandle> all;
+    ~Events() {
+      for (EventHandle event : all) driver().cuEventDestroy(event);
     }
-    EventHandle record(const Lane& lane) {
+    void record(Stream stream) {
       EventHandle event = nullptr;
-      check(driver().cuCtxSetCurrent(lane.context), "choosing the GPU");
       check(driver().cuEventCreate(&event, 0), "making an event");
-      events.push_back(event);
-      check(driver().cuEventRecord(event, lane.stream), "recording an event");
-      return event;
+      all.push_back(event);
+      check(driver().cuEventRecord(event, stream), "recording an event");
     }
-  } timers;
-  const auto lane_of = [&](int stage) -> const Lane& { return stage < 0 ? draft : verify.at(size_t(stage)); };
-  // Every stream begins after the same moment; times can be compared within a device only.
-  const EventHandle begun = timers.record(draft);
-  for (const Lane& lane : verify) {
-    check(cu.cuCtxSetCurrent(lane.context), "choosing the GPU");
-    check(cu.cuStreamWaitEvent(lane.stream, begun, 0), "ordering two streams");
-  }
-  std::vector<std::pair<int, EventHandle>> origins{{draft.device, begun}};
-  const auto origin_of = [&](int device) {
-    const auto found = std::find_if(origins.begin(), origins.end(), [&](const auto& pair) { return pair.first == device; });
-    return found == origins.end() ? nullptr : found->second;
-  };
-  for (const Lane& lane : verify)
-    if (origin_of(lane.device) == nullptr) origins.emplace_back(lane.device, timers.record(lane));
-  struct Mark {
-    int device;
-    EventHandle begin, end;
-  };
-  std::vector<Mark> marks;
-  for (const auto& [stage, exec] : launches) {
-    const Lane& lane = lane_of(stage);
-    const EventHandle begin = timers.record(lane);
+  } events;
+  events.record(lane.stream);
+  for (GraphExec exec : execs) {
     check(cu.cuGraphLaunch(exec, lane.stream), "launching a graph");
-    marks.push_back({lane.device, begin, timers.record(lane)});
+    events.record(lane.stream);
   }
-  for (const Lane& lane : all()) {
-    check(cu.cuCtxSetCurrent(lane.context), "choosing the GPU");
-    check(cu.cuStreamSynchronize(lane.stream), "waiting for the GPU");
+  check(cu.cuStreamSynchronize(lane.stream), "waiting for the GPU");
+  std::vector<double> seconds;
+  for (size_t i = 0; i < execs.size(); ++i) {
+    float milliseconds = 0.0f;
+    check(cu.cuEventElapsedTime(&milliseconds, events.all[i], events.all[i + 1]), "reading the time");
+    seconds.push_back(1e-3 * double(milliseconds));
   }
-  std::vector<std::pair<double, double>> spans;
-  for (const Mark& mark : marks) {
-    float from = 0.0f, to = 0.0f;
-    check(cu.cuEventElapsedTime(&from, origin_of(mark.device), mark.begin), "reading the time");
-    check(cu.cuEventElapsedTime(&to, origin_of(mark.device), mark.end), "reading the time");
-    spans.emplace_back(1e-3 * double(from), 1e-3 * double(to));
-  }
-  return spans;
+  return seconds;
 }
 
 }  // namespace ppsd::cuda

@@ -50,9 +50,10 @@ class Lanes {
   std::vector<Lane> all() const;
   Context context(int device) const;
 
-  // For measurements: launches these, each on its stage's stream (-1: the draft stage's), waits, and says when each
-  // began and ended, in seconds, as its device stamped it.
-  std::vector<std::pair<double, double>> timeline(const std::vector<std::pair<int, GraphExec>>& launches);
+  const Lane& of(int stage) const { return stage < 0 ? draft : verify.at(size_t(stage)); }   // -1: the draft stage's
+
+  // Launches these one after the other on a stage's stream, waits, and says how many seconds each took on the device.
+  std::vector<double> run(int stage, const std::vector<GraphExec>& execs);
 
   std::unique_ptr<EventRing> draft_done;
   std::vector<std::unique_ptr<EventRing>> stage_done;   // of each verification stage

@@ -27,7 +27,7 @@
 // text there agrees, and as far as there is room. An offer that comes late, or half, is only a draft that is missing or
 // wrong. So that it need not come late, no round is queued ahead of the verdict while the text repeats itself.
 //
-// Pure state: no clock, no driver. The carrier (carrier.h) and the interpreter's (ppsd_rt/cuda/eager.py) ask it.
+// Pure state: no clock, no driver. The carrier (carrier.h) asks it.
 #pragma once
 
 #include <cstdint>

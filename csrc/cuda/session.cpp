@@ -5,6 +5,9 @@
 
 namespace ppsd::cuda {
 
+namespace {
+
+// As it may be run: without overlap where that is not wanted.
 Schedule allowed(Schedule schedule, bool in_turns) {
   if (in_turns && schedule.overlap) {
     schedule.overlap = false;
@@ -13,15 +16,7 @@ Schedule allowed(Schedule schedule, bool in_turns) {
   return schedule;
 }
 
-void replan(AlonePolicy* policy, const Round& round, double seconds, bool in_turns, Plan* plan) {
-  if (round.prompt || plan->finished()) return;
-  // Rounds that were queued before the policy's last decision do not tell what that one is worth.
-  const Schedule& decided = plan->schedule();
-  const bool drew = std::any_of(round.judged.begin(), round.judged.end(), [](const Draft& draft) { return draft.copied == 0; });
-  const bool fits = decided.overlap == plan->overlapping() &&
-                    (decided.overlap || (decided.lookahead > 0 ? !round.judged.empty() : !drew));
-  if (fits) plan->set_schedule(allowed(policy->after(round, seconds), in_turns));
-}
+}  // namespace
 
 GraphSession::GraphSession(std::shared_ptr<Lanes> lanes, Graphs graphs, GraphRequest request, Trace* trace)
     : lanes_(std::move(lanes)),
@@ -66,7 +61,14 @@ void GraphSession::committed(const Round& round, Plan* plan) {
   const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - last_round_).count();
   last_round_ = now;
-  if (request_.policy) replan(request_.policy.get(), round, seconds, request_.in_turns, plan);
+  AlonePolicy* policy = request_.policy.get();
+  if (policy == nullptr || round.prompt || plan->finished()) return;
+  // Rounds that were queued before the policy's last decision do not tell what that one is worth.
+  const Schedule& decided = plan->schedule();
+  const bool drew = std::any_of(round.judged.begin(), round.judged.end(), [](const Draft& draft) { return draft.copied == 0; });
+  const bool fits = decided.overlap == plan->overlapping() &&
+                    (decided.overlap || (decided.lookahead > 0 ? !round.judged.empty() : !drew));
+  if (fits) plan->set_schedule(allowed(policy->after(round, seconds), request_.in_turns));
 }
 
 }  // namespace ppsd::cuda

@@ -23,11 +23,6 @@ struct GraphRequest {
   bool report_drafts = false;
 };
 
-// A schedule as it may be run: without overlap where that is not wanted.
-Schedule allowed(Schedule schedule, bool in_turns);
-// What the policy makes of a round that took `seconds`.
-void replan(AlonePolicy* policy, const Round& round, double seconds, bool in_turns, Plan* plan);
-
 class GraphSession {
  public:
   // The lanes, the graphs and what they work on must outlive the session; one session at a time uses them.

@@ -63,7 +63,10 @@ void Policy::plan(std::vector<Writer>* writers, const RoundBudget& pass) {
   for (Writer& writer : *writers) {
     Drafting& drafting = *writer.drafting;
     drafting.alone = alone;
-    if (alone && drafting.tokens == 0) drafting.credit = std::clamp(carried_, drafting.credit, kDrafts.carried);
+    if (alone && drafting.tokens == 0) {
+      drafting.credit = std::clamp(carried_, drafting.credit, kDrafts.carried);
+      for (double* sum : {&drafting_.tokens, &drafting_.seconds}) *sum *= kDrafts.another;
+    }
     if (!alone) drafting.overlaps = false;
     if (drafting.automatic) copying += drafting.asked.copies();
     if (drafting.automatic && drafts_ && drafting.credit > 0.0) {
@@ -157,7 +160,7 @@ int Policy::affordable(double credit, int own, int sharing, bool drawn) const {
   int count = 0;
   while (count < kMaxChunk) {
     const double extra = times.margin * ((count + 1) * step + times.verify(own + count + 1) - before);
-    if (extra > (drawn && count == 0 ? 2.0 : kDrafts.stake) * credit * plain) break;
+    if (extra > (drawn && count == 0 ? 2.0 : 1.0) * credit * plain) break;
     ++count;
   }
   return count;
@@ -209,8 +212,8 @@ void Policy::learn(Drafting* drafting, const Round& round, bool in_flight, Clock
     drafting->judged = kDrafts.fades * drafting->judged + 1.0;
     if (drafting->pool < 0) continue;
     Pool& pool = pools_[size_t(drafting->pool)];
-    pool.accepted = kDrafts.fades * pool.accepted + good;
-    pool.judged = kDrafts.fades * pool.judged + 1.0;
+    pool.accepted = kDrafts.pool_fades * pool.accepted + good;
+    pool.judged = kDrafts.pool_fades * pool.judged + 1.0;
     ++pool.verdicts;
   }
   if (!drafting->automatic) return;
@@ -274,11 +277,13 @@ void Policy::charge(Drafting* drafting, const Round& round, bool overlapped, dou
     plain_left_ = std::max(plain_left_ - 1, 0);
     for (double* sum : {&drafting_.tokens, &drafting_.seconds}) *sum *= 0.99;
   } else if (drafting->alone && beside_passes_ > 0.0) {
+    // A plain round that was held up makes those with drafts look fast: these are charged half of what they should cost at least.
+    const double its = overlapped ? seconds / plain() : std::max(seconds / plain(), 1.0 + 0.5 * lost);
     if (drafting_round_) {
       for (double* sum : {&drafting_.tokens, &drafting_.seconds}) *sum *= kDrafts.recent;
-      drafting_.tokens += tokens, drafting_.seconds += seconds / plain();
+      drafting_.tokens += tokens, drafting_.seconds += its;
     }
-    lost = seconds / plain() - 1.0;
+    lost = its - 1.0;
     ++since_plain_;
   }
   drafting->credit += tokens - 1 - lost + kDrafts.loss_share * (tokens - ahead);
@@ -335,7 +340,7 @@ void Policy::know(const std::vector<double>& numbers) {
     if (!(number >= 0.0 && number < 1e9)) return;
   wait_ = int(std::max(numbers[0], 1.0)), stay_ = int(std::max(numbers[1], 1.0));
   for (size_t i = 0; i < 2; ++i) {
-    const double weight = std::min(numbers[3 + 3 * i], 2 * kDrafts.prior_weight);
+    const double weight = std::min(numbers[3 + 3 * i], 8 * kDrafts.prior_weight);
     pools_[i] = {numbers[2 + 3 * i] / std::max(numbers[3 + 3 * i], 1.0) * weight, weight, int(std::min(numbers[4 + 3 * i], 1e6))};
     if (!(pools_[i].accepted < weight)) pools_[i] = {0.5 * kDrafts.prior_weight, kDrafts.prior_weight, 0};
   }

@@ -44,7 +44,8 @@ Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, i
 // All numbers of drafts that were tuned, and not derived.
 struct DraftTuning {
   double prior_weight = 4.0;   // verdicts that the head file's acceptance counts as
-  double fades = 0.98;         // what verdicts weigh after each further one
+  double fades = 0.98;         // what an answer's verdicts weigh after each further one,
+  double pool_fades = 0.995;   // and those of all answers
   double pooled = 8.0;         // verdicts that those of all answers count as, for one of them
   double copies = 2.0;         // what a copy must promise over the price of its row: its chance is less well known
   double margin = 1.6;         // times what its passes take, a draft is taken to cost in company; alone, it does cost that
@@ -53,8 +54,7 @@ struct DraftTuning {
 
   double loss_share = 0.02;    // of an answer's plain steps, what its drafts may lose in all,
   int ahead = 48;              // of so many tokens before they are decoded
-  double stake = 0.5;          // share of the credit that a round of several drafts may risk; one alone may cost twice the credit
-  double carried = 2.0;        // plain tokens that an answer alone begins with, at most, of what the one before it has gained
+  double carried = 4.0;        // plain tokens that an answer alone begins with, at most, of what the one before it has gained
   double most_credit = 16.0;   // plain tokens
   int acquainted = 8;          // verdicts; until then a head is tried whenever that can be paid
 
@@ -64,7 +64,8 @@ struct DraftTuning {
   int last_probe = 64;         // plain rounds before a draft is tried, at most, if a draft is cheap
 
   double worth_changing = 1.03;   // gain that makes up for a change between taking turns and overlapping
-  double recent = 0.97;           // what a drafting round weighs after each further one; after a plain one 0.99
+  double recent = 0.97;           // what a drafting round weighs after each further one; after a plain one 0.99;
+  double another = 0.2;           // in the next answer
   double expected = 4.0;          // rounds that the expectation from passes and acceptance counts as, beside these
   int trial = 6;                  // rounds that overlapping is tried in
   int more_rarely = 3;            // times as many rounds before the next trial, or as long a stay

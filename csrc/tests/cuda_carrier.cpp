@@ -244,27 +244,35 @@ int64_t answers_of_a_model(uint64_t seed) {
   return rounds;
 }
 
-// -- order -------------------------------------------------------------------------------------------------------------
-
-std::vector<FakeCudaCall> log_of(Captured* captured, const Schedule& schedule, int tokens, std::vector<int>* text) {
-  const std::vector<int> prompt = {1, 2, 3};
+// An answer of so many tokens that is plain decoding's; each(round) sees its rounds.
+template <class Each>
+void plain_answer(Captured& captured, const Schedule& schedule, std::shared_ptr<AlonePolicy> policy, int tokens,
+                  const std::string& where, Each&& each) {
+  const std::vector<int> prompt = {3, 1, 2};
   GraphRequest request;
   request.prompt = prompt;
   request.limits.end = int(prompt.size()) + tokens;
   request.schedule = schedule;
-  request.first = captured->begin(prompt, request.limits, schedule, false);
-  levers().fake_cuda_clear_log();
-  *text = prompt;
-  GraphSession session(captured->lanes, captured->graphs, std::move(request), nullptr);
-  Event event;
-  double seconds = 0.0;
-  for (;;) {
-    const auto status = session.next(5000, &event, &seconds);
-    if (status == GraphSession::Status::kEnded) break;
-    if (status == GraphSession::Status::kWaiting) continue;   // the machine may be busy: sanitize.sh ends what hangs
-    const auto& committed = std::get<Round>(event).committed;
-    text->insert(text->end(), committed.begin(), committed.end());
+  request.first = captured.begin(prompt, request.limits, schedule, bool(policy));
+  request.policy = std::move(policy);
+  const std::vector<int> plain = captured.model.plain(prompt, tokens);
+  std::vector<int> known = prompt;
+  GraphSession session(captured.lanes, captured.graphs, std::move(request), nullptr);
+  for (Event event; next_event(session, &event);) {
+    const Round& round = std::get<Round>(event);
+    check_round(round, plain, &known, where);
+    each(round);
   }
+  check(known == plain, "the answer is shorter than plain decoding's", where);
+  expect_good_manners(where);
+}
+
+// -- order -------------------------------------------------------------------------------------------------------------
+
+// The calls of an answer of sixty tokens.
+std::vector<FakeCudaCall> log_of(Captured& captured, const Schedule& schedule, const std::string& where) {
+  levers().fake_cuda_clear_log();
+  plain_answer(captured, schedule, nullptr, 60, where, [](const Round&) {});
   std::vector<FakeCudaCall> calls(100000);
   calls.resize(size_t(levers().fake_cuda_log(calls.data(), int(calls.size()))));
   return calls;
@@ -300,13 +308,9 @@ void calls_come_in_order() {
   for (const std::vector<int>& devices : {std::vector<int>{0}, {0, 0}, {0, 1}, {1}, {1, 0}, {1, 1}}) {
     for (const Schedule& schedule : {turns, overlapped}) {
       Captured captured(7, 1000, devices, 0.7, true);
-      std::vector<int> text;
-      const auto calls = log_of(&captured, schedule, 60, &text);
-      check(text == captured.model.plain({1, 2, 3}, 60), "a token differs from plain decoding", where);
+      const auto calls = log_of(captured, schedule, where);
       const void* draft_stream = nullptr;
-      std::vector<std::pair<const void*, const void*>> launched_on;   // graph, stream
       int passes = 0, drafts = 0, waits = 0, copies = 0;
-      std::vector<std::pair<const void*, uint64_t>> recorded, waited;   // event, generation
       const void* waiting_stream = nullptr;
       const bool one_device = std::count(devices.begin(), devices.end(), ToyDevice::kHome) == int(devices.size());
       const bool one_stream = one_device && !schedule.overlap;
@@ -325,15 +329,11 @@ void calls_come_in_order() {
           if (schedule.overlap && call.object == captured.graphs.verify[0])
             check(waiting_stream == call.stream, "a pass does not wait for a draft step", where);
           if (call.object != captured.graphs.draft && call.object != captured.graphs.row) waiting_stream = nullptr;
-        } else if (name == "cuEventRecord") {
-          recorded.emplace_back(call.object, call.generation);
         } else if (name == "cuStreamWaitEvent") {
           ++waits;
           waiting_stream = call.stream;
-          check(std::find(recorded.begin(), recorded.end(), std::make_pair(call.object, call.generation)) != recorded.end(),
-                "a stream waits for an event that was recorded later", where);
         } else {
-          ++copies;
+          copies += name == "cuMemcpyPeerAsync";
         }
       }
       check(passes > 10 && drafts > 30, "too few launches for sixty tokens", where);
@@ -343,7 +343,6 @@ void calls_come_in_order() {
       if (schedule.overlap && devices.size() > 1)
         check(overtakes(captured, calls), "a pass waits for the verdict of the one before", where);
       check(draft_stream != nullptr, "no draft step was launched", where);
-      expect_good_manners(where);
     }
   }
 }
@@ -359,15 +358,13 @@ void launches_of_a_token() {
   const auto count = [&](const Schedule& schedule, bool whole_rounds) {
     Captured captured(5, 1000, {0, 0}, 0.9, true);
     if (!whole_rounds) captured.graphs.rounds.clear();
-    std::vector<int> text;
     Counts counts;
-    for (const FakeCudaCall& call : log_of(&captured, schedule, 60, &text)) {
+    for (const FakeCudaCall& call : log_of(captured, schedule, where)) {
       const auto& rounds = captured.graphs.rounds;
       const bool launch = std::string(call.function) == "cuGraphLaunch";
       counts.launches += launch, counts.others += !launch;
       counts.whole += launch && std::find(rounds.begin(), rounds.end(), call.object) != rounds.end();
     }
-    check(text == captured.model.plain({1, 2, 3}, 60), "a token differs from plain decoding", where);
     check(counts.others == 0, "one stream needs no events", where);
     return counts;
   };
@@ -415,30 +412,7 @@ void copies_are_offered_before_their_round() {
   check(kind(&plan) == Kind::kWait, "a round was queued ahead of its copies", where);
 }
 
-// An answer of kTokens tokens that is plain decoding's; each(round) sees its rounds.
 constexpr int kTokens = 200;
-
-template <class Each>
-void plain_answer(Captured& captured, const Schedule& schedule, std::shared_ptr<AlonePolicy> policy, const std::string& where,
-                  Each&& each) {
-  const std::vector<int> prompt = {3, 1, 2};
-  GraphRequest request;
-  request.prompt = prompt;
-  request.limits.end = int(prompt.size()) + kTokens;
-  request.schedule = schedule;
-  request.first = captured.begin(prompt, request.limits, schedule, bool(policy));
-  request.policy = std::move(policy);
-  const std::vector<int> plain = captured.model.plain(prompt, kTokens);
-  std::vector<int> known = prompt;
-  GraphSession session(captured.lanes, captured.graphs, std::move(request), nullptr);
-  for (Event event; next_event(session, &event);) {
-    const Round& round = std::get<Round>(event);
-    check_round(round, plain, &known, where);
-    each(round);
-  }
-  check(known == plain, "the answer is shorter than plain decoding's", where);
-  expect_good_manners(where);
-}
 
 // A text that repeats itself: what follows is copied, and accepted, and the answer is plain decoding's.
 void copies_are_accepted() {
@@ -454,7 +428,7 @@ void copies_are_accepted() {
     const std::string where = std::string("copies: ") + name;
     Captured captured(9, 30, std::move(devices), 0.5, true, true);
     int rounds = 0, copied = 0, accepted = 0, drawn = 0;
-    plain_answer(captured, schedule, planned ? toy_policy(0.5, 2, false) : nullptr, where, [&](const Round& round) {
+    plain_answer(captured, schedule, planned ? toy_policy(0.5, 2, false) : nullptr, kTokens, where, [&](const Round& round) {
       ++rounds;
       int here = 0;
       for (int i = 0; i < int(round.judged.size()); ++i) {
@@ -484,8 +458,8 @@ void copies_are_accepted() {
 
 // -- failures ----------------------------------------------------------------------------------------------------------
 
-// An answer on a driver that fails meanwhile: what was committed is right, and the error says which kind it is.
-void fails(const char* what, Fault fault, const std::string& line, const std::function<void(Captured*)>& spoil, bool overlap) {
+// An answer on a driver that fails meanwhile: what was committed is right, and the error says what failed.
+void fails(const char* what, const std::string& line, const std::function<void(Captured*)>& spoil, bool overlap) {
   const std::string where = std::string("failure: ") + what + (overlap ? ", overlapped" : ", in turns");
   levers().fake_cuda_repair();
   Captured captured(11, 1000, {0, 0}, 0.8, true);
@@ -508,7 +482,6 @@ void fails(const char* what, Fault fault, const std::string& line, const std::fu
       }
     } catch (const DriverError& error) {
       told = true;
-      check(error.fault == fault, error.what(), where);
       check(std::strstr(error.what(), line.c_str()) != nullptr, error.what(), where);
       check(std::strchr(error.what(), '\n') == nullptr, "an error of more than one line", where);
     }
@@ -533,8 +506,8 @@ void the_callers_gpu_stays() {
   {
     Lanes lanes(0, {0, 1});
     stays("making lanes");
-    lanes.timeline({{1, static_cast<GraphExec>(graph)}});
-    stays("a timeline");
+    lanes.run(1, {static_cast<GraphExec>(graph)});
+    stays("a run");
   }
   stays("dropping lanes");
 }
@@ -544,17 +517,17 @@ void failures() {
     const auto fail_at = [](const char* function, int result) {
       return [=](Captured*) { levers().fake_cuda_fail(function, 5, result); };
     };
-    fails("out of memory", Fault::kOutOfMemory, "out of memory (launching a graph: CUDA_ERROR_OUT_OF_MEMORY", fail_at("cuGraphLaunch", 2), overlap);
-    fails("a refused launch", Fault::kLaunch, "a kernel failed", fail_at("cuGraphLaunch", 719), overlap);
-    if (overlap) fails("a refused record", Fault::kOther, "the NVIDIA driver refused", fail_at("cuEventRecord", 400), overlap);
-    fails("a failing kernel", Fault::kLaunch, "a kernel failed", [](Captured* c) { c->stages.back()->fails_after = 2; }, overlap);
-    fails("a lost device", Fault::kLost, "the GPU is lost", [](Captured*) { levers().fake_cuda_lose(40, 999); }, overlap);
-    fails("an uncorrectable error", Fault::kLost, "the GPU is lost", [](Captured*) { levers().fake_cuda_lose(1, 214); }, overlap);
+    fails("out of memory", "out of memory (launching a graph: CUDA_ERROR_OUT_OF_MEMORY", fail_at("cuGraphLaunch", 2), overlap);
+    fails("a refused launch", "a kernel failed", fail_at("cuGraphLaunch", 719), overlap);
+    if (overlap) fails("a refused record", "the NVIDIA driver refused", fail_at("cuEventRecord", 400), overlap);
+    fails("a failing kernel", "a kernel failed", [](Captured* c) { c->stages.back()->fails_after = 2; }, overlap);
+    fails("a lost device", "the GPU is lost", [](Captured*) { levers().fake_cuda_lose(40, 999); }, overlap);
+    fails("an uncorrectable error", "the GPU is lost", [](Captured*) { levers().fake_cuda_lose(1, 214); }, overlap);
     const auto falls_silent = [](Captured*) {
       setenv("PPSD_CUDA_TIMEOUT", "1", 1);
       levers().fake_cuda_stall(1);
     };
-    fails("a silent device", Fault::kSilent, "has not answered for 1 seconds", falls_silent, overlap);
+    fails("a silent device", "has not answered for 1 seconds", falls_silent, overlap);
     setenv("PPSD_CUDA_TIMEOUT", kPatience, 1);
   }
   // What fails while things are made: nothing is left behind.
@@ -565,7 +538,7 @@ void failures() {
     try {
       const Lanes lanes(0, {0});
     } catch (const DriverError& error) {
-      told = error.fault == Fault::kOutOfMemory;
+      told = std::strstr(error.what(), "out of memory") != nullptr;
     }
     check(told && levers().fake_cuda_streams() == 0 && levers().fake_cuda_events() == 0, "making streams fails badly", function);
   }
@@ -573,7 +546,7 @@ void failures() {
   try {
     device_facts(5);
   } catch (const DriverError& error) {
-    told = error.fault == Fault::kNoDevice && std::strstr(error.what(), "there is no GPU 5: the driver sees 2") != nullptr;
+    told = std::strstr(error.what(), "there is no GPU 5: the driver sees 2") != nullptr;
   }
   check(told, "a GPU that is not there", "device_facts");
   // A session: the error comes after what was committed, and only once.
@@ -589,11 +562,9 @@ void failures() {
   int events = 0, errors = 0;
   for (bool over = false; !over;) {
     Event event;
-    double seconds = 0.0;
     try {
-      const auto status = session.next(2000, &event, &seconds);
-      over = status == GraphSession::Status::kEnded;
-      events += status == GraphSession::Status::kEvent;
+      over = !next_event(session, &event);
+      events += !over;
     } catch (const DriverError&) {
       ++errors;
     }

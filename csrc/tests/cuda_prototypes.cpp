@@ -25,7 +25,7 @@ struct Same<ppsd::cuda::Result (*)(Ours...), CUresult (*)(Theirs...)> {
 PPSD_CUDA_FUNCTIONS(PPSD_SAME)
 #undef PPSD_SAME
 
-static_assert(ppsd::cuda::kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY && ppsd::cuda::kNotReady == CUDA_ERROR_NOT_READY);
+static_assert(ppsd::cuda::kNotReady == CUDA_ERROR_NOT_READY);
 static_assert(ppsd::cuda::kNonBlocking == CU_STREAM_NON_BLOCKING && ppsd::cuda::kDisableTiming == CU_EVENT_DISABLE_TIMING);
 static_assert(ppsd::cuda::kComputeMajor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 static_assert(ppsd::cuda::kComputeMinor == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);

@@ -103,8 +103,8 @@ Result enter(const char* function) {
   Lock lock(fake().mutex);          \
   if (const Result early = enter(function)) return early
 
-void record_call(const char* function, const void* stream, const void* object, uint64_t generation) {
-  fake().log.push_back({function, stream, object, generation});
+void record_call(const char* function, const void* stream, const void* object) {
+  fake().log.push_back({function, stream, object});
   if (fake().log.size() > 200000) fake().log.pop_front();
 }
 
@@ -254,7 +254,7 @@ Result cuStreamWaitEvent(void* handle, void* event_handle, unsigned) {
   if (stream == nullptr || event == nullptr) return kInvalidHandle;
   const uint64_t generation = event->recorded;
   if (generation == 0) misused("a stream was told to wait for an event that has not been recorded: it does not wait");
-  record_call("cuStreamWaitEvent", handle, event, generation);
+  record_call("cuStreamWaitEvent", handle, event);
   stream->queue.push_back([event, generation] {
     Lock inner(fake().mutex);
     fake().changed.wait(inner, [&] { return event->completed >= generation || fake().broken != 0; });
@@ -289,7 +289,7 @@ Result cuEventRecord(void* event_handle, void* handle) {
   if (event->completed < event->recorded) misused("an event was recorded again while its last launch was in flight");
   if (event->context != &devices_as_contexts[stream->device]) misused("an event was recorded on another GPU's stream");
   const uint64_t generation = ++event->recorded;
-  record_call("cuEventRecord", handle, event, generation);
+  record_call("cuEventRecord", handle, event);
   stream->queue.push_back([event, generation] {
     const Lock inner(fake().mutex);
     event->completed = generation;
@@ -332,7 +332,7 @@ Result cuGraphLaunch(void* handle, void* stream_handle) {
   Stream* stream = stream_of(stream_handle);
   if (stream == nullptr || handle == nullptr) return kInvalidHandle;
   const Exec* exec = static_cast<Exec*>(handle);
-  record_call("cuGraphLaunch", stream_handle, handle, 0);
+  record_call("cuGraphLaunch", stream_handle, handle);
   stream->queue.push_back([exec] {
     if (const Result result = exec->run(exec->data)) {
       const Lock inner(fake().mutex);
@@ -349,7 +349,7 @@ Result cuMemcpyPeerAsync(Address to, void* to_context, Address from, void* from_
   if (stream == nullptr) return kInvalidHandle;
   if (to_context == nullptr || from_context == nullptr) return 201;
   if (to_context == from_context) misused("a copy from a GPU to itself");
-  record_call("cuMemcpyPeerAsync", handle, reinterpret_cast<const void*>(to), 0);
+  record_call("cuMemcpyPeerAsync", handle, reinterpret_cast<const void*>(to));
   // Word by word: rows that a stage is writing meanwhile are copied too, and not used.
   stream->queue.push_back([=] {
     auto* target = reinterpret_cast<uint32_t*>(to);

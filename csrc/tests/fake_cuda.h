@@ -25,7 +25,6 @@ const char* fake_cuda_misuse();
 struct FakeCudaCall {
   const char* function;   // cuGraphLaunch, cuEventRecord, cuStreamWaitEvent, cuMemcpyPeerAsync
   const void *stream, *object;
-  uint64_t generation;    // of an event: how many times it had been recorded
 };
 int fake_cuda_log(FakeCudaCall* calls, int most);   // copies the newest, oldest first; returns how many
 void fake_cuda_clear_log();

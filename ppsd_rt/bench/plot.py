@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..extras import need
-from ..files.output import OutputFile
+from ..files import OutputFile
 from ..printable import printable, quoted, shortened
 
 ENDINGS = (".svg", ".png")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..errors import UsageError
 from ..pipeline.schedule import Schedule
 from ..pipeline.stop_rules import FixedLength
-from ..planning.closed_forms import Pipeline
+from .closed_forms import Pipeline
 
 MOST_STAGES = 256
 

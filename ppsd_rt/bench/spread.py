@@ -57,10 +57,12 @@ def take_turns(
     measure: Callable[[Case], None],
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> bool:
-    """`measure` every case once, then every case once more, ...; False if Ctrl-C ended it early."""
+    """`measure` every case once, then once more from the last to the first, ...; False if Ctrl-C ended it early.
+
+    In the other order, because what comes after another case finds its caches, its clock and its threads."""
     try:
         for repeat in range(repeats):
-            for place, case in enumerate(cases):
+            for place, case in enumerate(cases if repeat % 2 == 0 else cases[::-1]):
                 measure(case)
                 advance(repeat * len(cases) + place + 1, repeats * len(cases))
     except KeyboardInterrupt:

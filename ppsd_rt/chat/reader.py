@@ -28,10 +28,11 @@ _DECODER = json.JSONDecoder(strict=False)
 
 @dataclass(frozen=True)
 class Piece:
-    """kind: `call` begins a call (its name is the text), whose arguments follow."""
+    """kind: of a `call`, which is whole, the text is its arguments."""
 
-    kind: Literal["thought", "said", "call", "arguments"]
+    kind: Literal["thought", "said", "call"]
     text: str
+    name: str = ""
     id: str = ""
 
 
@@ -67,7 +68,7 @@ class Reader:
         while state != (self._state, self._rest):
             state = self._state, self._rest
             pieces += self._state(last)
-        return [piece for piece in pieces if piece.text or piece.kind == "call"]
+        return [piece for piece in pieces if piece.text]
 
     def _take(self, count: int) -> str:
         taken, self._rest = self._rest[:count], self._rest[count:]
@@ -202,7 +203,7 @@ class Reader:
         self.calls, self._last = self.calls + 1, (name, arguments)
         letters = uuid4().hex
         id = letters[:9] if "[TOOL_CALLS]" in self._syntax.marks else f"call_{letters[:24]}"
-        return [Piece("call", name, id), Piece("arguments", arguments)]
+        return [Piece("call", arguments, name, id)]
 
     def _no_call(self, end: int) -> list[Piece]:
         """What looked like a call is text."""
@@ -310,19 +311,16 @@ class Blocks:
         self.all: list[Block] = []
         self._open = False
 
-    def add(self, pieces: Iterable[Piece], last: bool) -> Iterator[Step]:
+    def add(self, pieces: Iterable[Piece], last: bool = False) -> Iterator[Step]:
         """last: no more pieces come."""
         for piece in pieces:
-            kind = "call" if piece.kind == "arguments" else piece.kind
-            if piece.kind == "call" or not self._open or self.all[-1].kind != kind:
+            if piece.kind == "call" or not self._open or self.all[-1].kind != piece.kind:
                 yield from self._end()
-                block = Block(kind, len(self.all), id=piece.id, name=piece.text if piece.kind == "call" else "")
-                self.all.append(block)
+                self.all.append(Block(piece.kind, len(self.all), name=piece.name, id=piece.id))
                 self._open = True
-                yield "begin", block, ""
-            if piece.kind != "call":
-                self.all[-1].text += piece.text
-                yield "more", self.all[-1], piece.text
+                yield "begin", self.all[-1], ""
+            self.all[-1].text += piece.text
+            yield "more", self.all[-1], piece.text
         if last:
             yield from self._end()
 
@@ -333,15 +331,13 @@ class Blocks:
             yield "end", self.all[-1], ""
 
 
-def message_of(pieces: Iterable[Piece]) -> Json:
+def message_of(pieces: Iterable[Piece | Block]) -> Json:
     """An answer as a message: role, content, and reasoning_content and tool_calls where there are any."""
-    blocks = Blocks()
-    for _ in blocks.add(pieces, last=True):
-        pass
-    said, thought = ("".join(one.text for one in blocks.all if one.kind == kind) for kind in ("said", "thought"))
+    pieces = list(pieces)
+    said, thought = ("".join(one.text for one in pieces if one.kind == kind) for kind in ("said", "thought"))
     calls = [
         {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.text}}
-        for one in blocks.all
+        for one in pieces
         if one.kind == "call"
     ]
     made = {"role": "assistant", "content": said if said or not calls else None}

@@ -26,6 +26,7 @@ from .notes import note
 from .progress import loading_bar
 
 PATIENCE = 1.0  # seconds without the end of standard input, before that is said
+ENGINE_OPTIONS = ("exit_head", "backend", "device", "dtype", "threads", "stages", "kv_dtype", "kv_memory")
 MOST_BYTES = 1 << 28  # of a file of prompts, a text to measure with, or standard input
 
 
@@ -77,8 +78,7 @@ def load_one_process(args: argparse.Namespace) -> Engine:
 
 def engine_of(args: argparse.Namespace, **changes: Any) -> Engine:
     """The engine that the options of a command ask for, with these changes."""
-    names = ("exit_head", "backend", "device", "dtype", "threads", "stages", "kv_dtype", "kv_memory")
-    given = {name: getattr(args, name) for name in names if hasattr(args, name)}
+    given = {name: getattr(args, name) for name in ENGINE_OPTIONS if hasattr(args, name)}
     shown = not getattr(args, "quiet", False) and sys.stderr is not None and sys.stderr.isatty()
     return Engine.from_pretrained(args.model, progress=loading_bar if shown else nullcontext, **given | changes)
 

@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 from ..backends import check_machine
 from ..cpu.formats import DEFAULT_FORMAT, refuses
 from ..distill import run as distillation
@@ -28,12 +25,13 @@ from ..models.checkpoint import Checkpoint
 from ..models.files import read_json_object
 from ..models.head_file import NGRAM, HeadFile, HeadInfo, find_shipped, read_info
 from ..models.tokenizer import Tokenizer
-from ..planning.price import expected_speed, measured_price
+from ..pipeline.price import expected_speed, measured_price
 from ..printable import printable, quoted
 from ..reference.backend import TorchBackend, pick_device
 from . import signals
 from .commands import prompt_reader
 from .notes import complain, note
+from .progress import progress_bar
 
 FEW_PROMPTS = 32
 DRAFTS = 4  # of a round, to measure what they cost
@@ -207,24 +205,14 @@ def _worth(folder: Path, head: Path, format: str, threads: int | None, acceptanc
 
 def show(steps: Iterable[distillation.Progress], heads: Sequence[HeadInfo]) -> None:
     """A progress bar: tokens or steps, and the loss and the held-out acceptance of every head."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
-    )
     kinds = len({info.kind for info in heads}) > 1
     names = [f"{info.kind} {info.exit_layer}" if kinds else str(info.exit_layer) for info in heads]
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=None, figures="")
+    with progress_bar("") as advance:
         for step in steps:
             figures = [f"{name}: loss {loss:.3f}" for name, loss in zip(names, step.losses, strict=False)]
             for place, acceptance in enumerate(step.acceptance or ()):
                 figures[place] += f", acceptance {acceptance:.3f}"
-            shown = " | ".join(figures)
-            progress.update(task, description=step.phase, completed=step.done, total=step.total, figures=shown)
+            advance(step.done, step.total, step.phase, " | ".join(figures))
 
 
 def _path(args: argparse.Namespace) -> Callable[[HeadInfo, int], Path]:

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 
 from ..engine import Engine, open_model
 from ..errors import UsageError
-from .common import load_engine, set_template
+from .common import ENGINE_OPTIONS, load_engine, set_template
 from .notes import note
 
 if TYPE_CHECKING:
     from ..front.engines import Engines
 
 LEAST_KEY = 16
-# Of the options of `serve`, those that a child is given.
-_OPTIONS = ("model", "exit_head", "backend", "device", "dtype", "kv_dtype", "kv_memory", "threads", "stages")
 
 
 def check_front(args: argparse.Namespace) -> None:
@@ -69,8 +67,10 @@ def open_front(args: argparse.Namespace, given_up: Callable[[str], None]) -> "It
         try:
             host, port = listener.getsockname()[:2]
             if own:
-                options = [f"--{name.replace('_', '-')}={_text(getattr(args, name))}" for name in _OPTIONS]
-                options = [option for option in options if not option.endswith("=None")]
+                given = {name: getattr(args, name) for name in ("model", *ENGINE_OPTIONS)}
+                options = [
+                    f"--{name.replace('_', '-')}={_text(value)}" for name, value in given.items() if value is not None
+                ]
                 call = ["--front", f"{host}:{port}", "--once", "--engine-timeout", str(args.engine_timeout)]
                 child = Child(["engine", *call, *options], {"PPSD_ENGINE_KEY": key}, args.restarts, end)
             else:

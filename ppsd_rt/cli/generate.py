@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from logging import WARNING, getLogger
@@ -12,13 +12,13 @@ from pathlib import Path
 from ..backend import RunOptions
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
-from ..generation import Completion, Generation
+from ..generation import Committed, Completion, Generation
+from ..many import Generations
 from ..pipeline.schedule import Auto, Schedule, parse_schedule
 from ..printable import printable
 from ..sampling.params import SamplingParams
 from ..trace import TraceFile, occupancy
 from . import signals
-from .batch import answer_all
 from .commands import prompt_reader
 from .common import (
     NamedPrompt,
@@ -101,6 +101,37 @@ def _run(output: "_Output", prompts: list[tuple[str | int | None, str | NamedPro
             note(f"{len(compared)} answers: {ratio}")
     _tell_of_cut(engine, answers, params)
     return 0
+
+
+def answer_all(engine: Engine, asked: Sequence[Generation], show: Callable[[int, Completion], None]) -> bool:
+    """Side by side; printed in their order, each when it is whole. False when it was interrupted; those that had begun
+    are printed too."""
+    shown = 0
+
+    def show_whole() -> None:
+        """Those up to one that has not ended."""
+        nonlocal shown
+        while shown < len(asked) and asked[shown].completion.finish_reason != "cancelled":  # as it is until then
+            show(shown, asked[shown].completion)
+            shown += 1
+
+    try:
+        with Generations(asked, engine.backend.concurrency) as generations:
+            for number, event in generations.events():
+                if number == shown and isinstance(event, Committed):
+                    show_whole()
+    except KeyboardInterrupt:
+        for number in range(shown, len(asked)):
+            if asked[number].completion.ids:
+                show(number, asked[number].completion)
+        left = sum(one.completion.finish_reason == "cancelled" for one in asked)
+        complain(f"ppsd-run: {signals.said()}; {left} of {len(asked)} prompts are left")
+        return False
+    except PpsdError:
+        show_whole()
+        raise
+    show_whole()
+    return True
 
 
 def _tell_of_cut(engine: Engine, answers: list[Completion], params: SamplingParams) -> None:
@@ -232,7 +263,7 @@ class _Output:
         if args.json:
             generation.run()
         elif args.show_drafts:
-            from .drafts import show_drafts  # with rich, which takes longer to import than a small model to answer
+            from .rendering import show_drafts  # with rich, which takes longer to import than a small model to answer
 
             show_drafts(self.engine, generation)
         elif sys.stdout and sys.stdout.isatty():

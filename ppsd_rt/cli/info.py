@@ -6,7 +6,6 @@ import platform
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from .. import __version__
@@ -16,7 +15,6 @@ from ..models.cache import cache_dir
 from ..models.chat_template import ChatTemplate
 from ..printable import printable
 from .common import counted, load_engine, print_json
-from .learn import lines, status
 
 
 def run(args: argparse.Namespace) -> None:
@@ -26,8 +24,6 @@ def run(args: argparse.Namespace) -> None:
         return
     for title, said in _summary(info):
         print(printable(f"{title:<10} {said}"))
-    for line in lines(info["learned"]) if args.learn else ():
-        print(printable(line))
     print("all of it: ppsd-run info --json")
 
 
@@ -57,7 +53,7 @@ def _summary(info: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def collect(args: argparse.Namespace) -> dict[str, Any]:
-    """Sections of plain values: four, and what was learned where --learn asks for it."""
+    """Four sections of plain values."""
     engine = load_engine(args)
     checkpoint, backend, template = engine.checkpoint, engine.backend, engine.tokenizer.chat_template
     return {
@@ -77,7 +73,6 @@ def collect(args: argparse.Namespace) -> dict[str, Any]:
             **backend.facts(),
         },
         "machine": {**machine(), "cache": str(cache_dir())},
-        **({"learned": status(Path(args.learn))} if args.learn else {}),
     }
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 from ..errors import PpsdError, UsageError
 from ..extras import need
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         print(printable(f"deleted {forget(folder) / 1e6:.1f} MB from {folder}"))
         return 0
     if args.status:
-        for line in lines(status(folder)):
+        for line in _status(folder):
             print(printable(line))
         return 0
     told, checkpoint, heads = _open(folder)
@@ -54,33 +53,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def status(folder: Path) -> dict[str, Any]:
-    """What is kept and what it has brought, as plain values."""
+def _status(folder: Path) -> Iterator[str]:
+    """What is kept and what it has brought."""
     _, checkpoint, heads = _open(folder)
     records = [record for record, _ in read_records(folder, checkpoint.config.vocab_size)]
-    return {
-        "folder": str(folder),
-        "answers": len(records),
-        "answer_tokens": sum(record.tokens for record in records),
-        "bytes": bytes_of(folder),
-        "since": time.strftime("%Y-%m-%d", time.gmtime(86400 * records[0].day)) if records else None,
-        "head": heads.names[-1] if heads.names else None,
-        "outcomes": [{**vars(outcome), "better": outcome.better, "said": str(outcome)} for outcome in heads.outcomes],
-        "acceptance_by_day": {day: right / judged for day, (judged, right) in read_days(folder).items() if judged},
-    }
-
-
-def lines(found: dict[str, Any]) -> Iterator[str]:
-    """The lines that tell people what `status` has found."""
-    since = f", the oldest of {found['since']}" if found["since"] else ""
-    size = f"{found['bytes'] / 1e6:.1f} of at most {MOST_BYTES / 1e6:.0f} MB"
-    answers = f"{found['answers']:,} answers of {found['answer_tokens']:,} tokens"
-    yield f"kept       {answers} in {found['folder']}: {size}{since}"
-    yield f"head       {found['head'] or 'the one that learning begins with'}"
-    for outcome in found["outcomes"]:
-        yield f"learned    {time.strftime('%Y-%m-%d %H:%M', time.localtime(outcome['time']))} from {outcome['said']}"
-    for day, share in [*found["acceptance_by_day"].items()][-DAYS:]:
-        yield f"acceptance {day} {share:.3f}"
+    since = f", the oldest of {time.strftime('%Y-%m-%d', time.gmtime(86400 * records[0].day))}" if records else ""
+    size = f"{bytes_of(folder) / 1e6:.1f} of at most {MOST_BYTES / 1e6:.0f} MB"
+    answers = f"{len(records):,} answers of {sum(record.tokens for record in records):,} tokens"
+    yield f"kept       {answers} in {folder}: {size}{since}"
+    state = heads.state
+    yield f"head       {state.names[-1] if state.names else 'the one that learning begins with'}"
+    for outcome in state.outcomes:
+        yield f"learned    {time.strftime('%Y-%m-%d %H:%M', time.localtime(outcome.time))} from {outcome}"
+    for day, (judged, right) in [*read_days(folder).items()][-DAYS:]:
+        yield f"acceptance {day} {right / judged:.3f}"
 
 
 def _open(folder: Path) -> tuple[dict[str, str], Checkpoint, LearnedHeads]:

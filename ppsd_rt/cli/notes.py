@@ -57,9 +57,9 @@ def quiet() -> None:
 
 def note(text: str) -> None:
     """A line that `--quiet` leaves out."""
-    _LOG.info("%s", shortened(printable(text), _LONGEST))
+    _LOG.info("%s", text)
 
 
 def complain(text: str) -> None:
     """A line that says what went wrong."""
-    _LOG.error("%s", shortened(printable(text), _LONGEST))
+    _LOG.error("%s", text)

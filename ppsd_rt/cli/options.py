@@ -22,11 +22,11 @@ from .values import (
 ALL = "all"
 MODELS = "models"
 FILES = {  # kind: its subfolder, and what our files in it are called
-    "learned": ("learned", ("*.json", "tmp*")),
-    "importance": ("importance", ("*.npy", "tmp*")),
-    "hashes": ("hashes", ("*.hash", "tmp*")),
+    "learned": ("learned", ("*.json", ".ppsd-*")),
+    "importance": ("importance", ("*.npy", ".ppsd-*")),
+    "hashes": ("hashes", ("*.hash", ".ppsd-*")),
     "packed": ("packed", ("*.packed", "*.unfinished")),
-    "chat": ("chat", ("history.*", "tmp*")),
+    "chat": ("chat", ("history.*",)),
     "benchmarks": ("benchmarks", ("*.gguf", "*/*.json", "*/*.safetensors")),
 }
 
@@ -234,7 +234,6 @@ def _keep_option(parser: ArgumentParser) -> None:
 def info_options(parser: ArgumentParser) -> None:
     option(parser, "--json", "print it as one JSON object")
     model_options(parser)
-    option(parser, "--learn FOLDER", "also what is kept there, and what it has brought", named)
 
 
 def cache_options(parser: ArgumentParser) -> None:

@@ -11,8 +11,8 @@ DELAY = 0.5  # seconds: most prompts take less
 
 
 @contextmanager
-def progress_bar(title: str, transient: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Gives advance(done, total). transient: the bar goes away at the end."""
+def progress_bar(title: str, transient: bool = False) -> Iterator[Callable[..., None]]:
+    """Gives advance(done, total, title, figures after the bar). transient: the bar goes away at the end."""
     from rich.console import Console  # which takes longer to import than most prompts
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -21,11 +21,16 @@ def progress_bar(title: str, transient: bool = False) -> Iterator[Callable[[int,
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}", markup=False),
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=transient, disable=not console.is_terminal) as progress:
-        task = progress.add_task(printable(title), total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        task = progress.add_task(printable(title), total=None, figures="")
+
+        def advance(done: int, total: int, title: str = title, figures: str = "") -> None:
+            progress.update(task, description=printable(title), completed=done, total=total, figures=figures)
+
+        yield advance
 
 
 @contextmanager

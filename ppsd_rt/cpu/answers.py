@@ -15,9 +15,9 @@ from weakref import WeakMethod, WeakSet
 from .. import _native
 from ..backend import ENDED, Cancellation, Request, RunOptions
 from ..errors import GrammarFailed, PpsdError
+from ..pipeline import learned
 from ..pipeline.rounds import Drafted, Limits, Round
 from ..pipeline.schedule import Auto, Schedule, copying
-from ..planning import learned
 from .machine import no_memory
 
 MOST_ANSWERS = 48  # that the loop works on at once; below the 64 rows of a pass, so that prompts join

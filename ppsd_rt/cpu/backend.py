@@ -16,9 +16,9 @@ from ..errors import PpsdError, UsageError
 from ..loop_backend import LoopBackend
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import EAGLE3, HeadFile, HeadInfo
+from ..pipeline import learned
 from ..pipeline.rounds import Drafted, Logprob, Round
-from ..planning import learned
-from ..planning.split import cut_layers
+from ..pipeline.split import cut_layers
 from ..printable import quoted
 from ..sampling.params import SamplingParams
 from . import prompts

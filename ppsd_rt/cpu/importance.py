@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _native
-from ..files import cache as cache_file
+from ..files import read_cached, write_cached
 from ..models.cache import cache_dir
 from ..models.checkpoint import Checkpoint
 from ..models.tokenizer import load_tokenizer
@@ -70,7 +70,7 @@ def _known(path: Path, layers: int, inputs: Sequence[int]) -> Importance | None:
     shape = layers, sum(inputs)
     header = _header(shape)
     size = len(header) + 4 * layers * sum(inputs)
-    content = cache_file.read(path, size)
+    content = read_cached(path, size)
     if len(content) != size or not content.startswith(header):
         return None
     known = np.frombuffer(content, "<f4", offset=len(header)).reshape(shape).astype(np.float32)
@@ -83,7 +83,7 @@ def _known(path: Path, layers: int, inputs: Sequence[int]) -> Importance | None:
 
 
 def _keep(path: Path, importance: Importance) -> None:
-    cache_file.write(path, _header(importance.shape) + importance.astype("<f4").tobytes())
+    write_cached(path, _header(importance.shape) + importance.astype("<f4").tobytes())
 
 
 def _header(shape: tuple[int, ...]) -> bytes:

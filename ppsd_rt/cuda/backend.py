@@ -29,23 +29,20 @@ from ..loop_backend import LoopBackend
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile, HeadInfo, refuse_eagle3
+from ..pipeline import learned
 from ..pipeline.rounds import Drafted, Round
 from ..pipeline.schedule import Auto, Schedule, copying
-from ..planning import learned
-from ..planning.split import cut_layers
+from ..pipeline.split import cut_layers
 from ..sampling.params import SamplingParams
 from ..trace import occupancy
 from . import errors
 from .alone import AloneAnswer, AloneEngine
-from .eagle import Eagle
 from .graphs import Graphs
-from .passes import PAGE, CudaPasses
+from .passes import PAGE, CudaPasses, Eagle
 from .placement import Measured, Placement, best_sizes, given_sizes, measure
 from .weights import DeviceWeights, check_runs
 
 _LOG = logging.getLogger(__name__)
-
-LEAST_CAPACITY = 1024  # positions that buffers are made for
 
 
 class CudaBackend(LoopBackend):
@@ -77,12 +74,13 @@ class CudaBackend(LoopBackend):
         )
         self._measured: list[Measured] = []  # of each device, where the best split is to be found
         self._placement: Placement | None = None
+        sizes: Sequence[int] = (self._config.num_hidden_layers,)
         if len(devices) > 1:
             self._placement = self._first_placement(devices)
-            needed = errors.check_parts(self._config, self._dtype, devices, self._placement.sizes)
+            sizes = self._placement.sizes
         else:
             cut_layers(0, self._config.num_hidden_layers, stages)  # before the weights are loaded
-            needed = errors.check_memory(self._config, self._dtype, self._device)
+        needed = errors.check_memory(self._config, self._dtype, devices, sizes)
         places = self._placement.places if self._placement else ()
         with errors.out_of_memory(f"the weights as {self._dtype}", needed, self._dtype):
             self._base = DeviceWeights.from_checkpoint(checkpoint, self._dtype, self._device, places)
@@ -199,15 +197,17 @@ class CudaBackend(LoopBackend):
                 return None
             self._check()
             beyond = limits.end > PAGE * self._pages  # it could not go on in company
-            if self.concurrency > 1 and (
-                self._answer or self._beside or self._eagle or limits.own or beyond or not params.plain
-            ):
+            company = self._answer or self._beside or limits.own
+            if self.concurrency > 1 and (company or self._alone.eager or self._eagle or beyond or not params.plain):
                 return None
             with self._failing():
                 policy = self._steer(schedule, options.oracle, params)
                 ngrams = self._ngrams.of(options.copied_by)
-                self._answer = self._last = self._alone.begin(prompt, params, schedule, policy, limits, options, ngrams)
-            return self._answer
+                answer = self._alone.begin(prompt, params, schedule, policy, limits, options, ngrams)
+            if answer is None and self.concurrency == 1:
+                raise PpsdError("several GPUs need captured stages, which there are not: name one")
+            self._answer = self._last = answer
+            return answer
 
     def _waited(self, cancellation: Cancellation) -> bool:
         """Over several devices, for the answer before this one. False: this one was cancelled meanwhile."""
@@ -218,12 +218,12 @@ class CudaBackend(LoopBackend):
         return not cancellation.asked
 
     def _events(self, answer: AloneAnswer, cancellation: Cancellation) -> Iterator[Round | Drafted]:
-        cancellation.tells(answer.cancel)
+        cancellation.tells(answer.session.cancel)
         try:
             with self._failing():
-                yield from answer.events()
+                yield from answer.session
         finally:
-            answer.close()
+            answer.session.close()
             with self._starting:
                 if self._answer is answer:
                     self._answer = None
@@ -234,9 +234,10 @@ class CudaBackend(LoopBackend):
         self._check()
         answer, self._answer = self._answer, None
         if answer is not None and self.concurrency > 1:
-            answer.hand_over()
+            answer.handed_over = True
+            answer.session.end()  # what has been committed is still there
         elif answer is not None:
-            answer.close()
+            answer.session.close()
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -267,7 +268,7 @@ class CudaBackend(LoopBackend):
         return self._weights.bytes + self._config.kv_values * self._weights.dtype.itemsize * context
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
-        return self._last.spans() if self._last else super().spans()
+        return self._last.session.spans() if self._last else super().spans()
 
     def explain(self) -> str:
         lines = [self._policy.explain() if self._policy else "", super().explain()]
@@ -315,7 +316,7 @@ class CudaBackend(LoopBackend):
         self._check()
         answer, self._answer = self._answer, None
         if answer is not None:
-            answer.close()
+            answer.session.close()
         self._answers.end_all()
 
     def _check(self) -> None:
@@ -338,8 +339,8 @@ class CudaBackend(LoopBackend):
         layers = self._config.num_hidden_layers
         sizes = given_sizes(layers, len(devices), self._cuts)
         if sizes is None:
-            how = {"pdl": self._alone.pdl, "captured": not self._alone.eager}
-            costs = {each: measure(self._config, self._dtype, each, **how) for each in dict.fromkeys(devices)}
+            config, dtype, pdl = self._config, self._dtype, self._alone.pdl
+            costs = {each: measure(config, dtype, each, pdl=pdl) for each in dict.fromkeys(devices)}
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()  # what was measured with is free for the weights again
             self._measured = [costs[each] for each in devices]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..models.config import LlamaConfig
 from ..models.rope import Rope
-from ..triton_kernels.attention import COLUMNS, SPANS, Partials, chunks
+from ..triton_kernels.attention import Partials
 from ..triton_kernels.cache import PAGE
 from ..triton_kernels.heads import SAMPLING_WORDS, Scratch
 from ..triton_kernels.linear import Weight, tiling
@@ -134,15 +134,10 @@ class Buffers(Site):
     """
 
     def __init__(
-        self,
-        weights: DeviceWeights,
-        capacity: int,
-        stages: int,
-        device: torch.device,
-        layers: Collection[int] | None = None,
-        borders: Collection[int] | None = None,
+        self, weights: DeviceWeights, capacity: int, stages: int, device: torch.device, *here: Collection[int]
     ) -> None:
-        super().__init__(weights, capacity, stages, device, layers, borders)
+        """here: the layers and borders, as of Site."""
+        super().__init__(weights, capacity, stages, device, *here)
         self.early, self.head = _words(device, WORDS), _words(device, WORDS)
         self.truth = _words(device, self.capacity)
         self.confidences, self.copied = torch.zeros(self.capacity, device=device), _words(device, self.capacity)
@@ -165,24 +160,10 @@ def host_words(slots: int, width: int, device: torch.device) -> Tensor:
     return torch.zeros(slots, width, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 
-def needed_bytes(weights: DeviceWeights, capacity: int, cuts: Sequence[int] = ()) -> dict[torch.device, int]:
-    """What each device's buffers and its stages' `Work` take, but for what grows with neither capacity nor model.
-
-    cuts: the layers at which verification is cut into stages.
-    """
-    home, places = weights.device, weights.places or (weights.device,) * len(weights.layers)
-    stages = Counter([home, *(places[low] for low in (weights.exit_layer, *cuts))])
+def cache_bytes(weights: DeviceWeights, capacity: int) -> dict[torch.device, int]:
+    """What the KV caches take on each device: nearly all of its buffers."""
+    config, home = weights.config, weights.device
+    row = 2 * config.num_key_value_heads * config.head_dim * weights.dtype.itemsize
+    places = weights.places or (home,) * len(weights.layers)
     layers = Counter([*places, *[home] * (len(weights.head.layers) if weights.head else 0)])
-    return {device: bytes_of_site(weights, capacity, stages[device], layers[device]) for device in stages}
-
-
-def bytes_of_site(weights: DeviceWeights, capacity: int, stages: int, layers: int) -> int:
-    """Of a device with so many stages, the draft stage being one, and layers, the exit head's own among them."""
-    config = weights.config
-    capacity = whole_pages(capacity)
-    cache = 2 * layers * config.num_key_value_heads * config.head_dim * weights.dtype.itemsize
-    hidden = 4 * config.hidden_size * stages + 4 * config.head_dim
-    kv_heads = config.num_key_value_heads
-    teams = kv_heads * chunks(config.num_attention_heads, kv_heads)
-    partials = 4 * teams * SPANS * COLUMNS * (config.head_dim + 2) * (stages + 1)
-    return capacity * (cache + hidden + 16) + partials
+    return {device: count * row * whole_pages(capacity) for device, count in layers.items()}

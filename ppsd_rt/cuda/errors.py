@@ -10,8 +10,7 @@ import torch
 from .. import _native
 from ..errors import PpsdError, UsageError
 from ..extras import need
-from ..models.config import LlamaConfig
-from ..models.shapes import model_shapes
+from ..models.config import LlamaConfig, model_shapes
 
 LEAST_SM = (8, 0)  # bfloat16 matrix instructions and asynchronous copies
 FP8_SM = (8, 9)
@@ -93,12 +92,10 @@ def unusable(name: str) -> str | None:
     return None
 
 
-def weight_bytes(
-    config: LlamaConfig, dtype: str, layers: int | None = None, *, first: bool = True, last: bool = True
-) -> int:
-    """About what a model's weights take on the device; or so many of its layers, with the embedding on the first of
-    several devices and the LM head on the last one."""
-    shapes = model_shapes(config if layers is None else replace(config, num_hidden_layers=layers))
+def weight_bytes(config: LlamaConfig, dtype: str, layers: int, *, first: bool = True, last: bool = True) -> int:
+    """About what so many of a model's layers take, with the embedding on the first of several devices and the LM head
+    on the last one."""
+    shapes = model_shapes(replace(config, num_hidden_layers=layers))
     shapes["lm_head.weight"] = table = shapes.pop("model.embed_tokens.weight")
     embedding = table[0] * table[1] * (4 if dtype == "float32" else 2)  # read row by row, and never packed
     if not last or (first and config.tie_word_embeddings and dtype in ("float32", "bfloat16")):
@@ -115,23 +112,6 @@ def _matrix_bytes(name: str, shape: tuple[int, ...], dtype: str) -> float:
     return shape[0] * (-(-shape[1] // groups) * groups * _BYTES[dtype] + scale)
 
 
-def check_memory(config: LlamaConfig, dtype: str, device: torch.device) -> dict[torch.device, int]:
-    """Before minutes of loading: do the weights fit? -> How many bytes they need."""
-    needed = weight_bytes(config, dtype)
-    check_free(f"the weights as {dtype}", needed, device, smaller(dtype))
-    return {device: needed}
-
-
-def parts_bytes(
-    config: LlamaConfig, dtype: str, devices: Sequence[torch.device], sizes: Sequence[int]
-) -> dict[torch.device, int]:
-    """Of each of several devices, with so many layers each."""
-    needed = dict.fromkeys(devices, 0)
-    for part, (device, layers) in enumerate(zip(devices, sizes, strict=True)):
-        needed[device] += weight_bytes(config, dtype, layers, first=part == 0, last=part == len(sizes) - 1)
-    return needed
-
-
 def check_same_kind(devices: Sequence[torch.device], sizes: Sequence[int]) -> None:
     """What GPUs of different kinds round differently would make the text depend on measurements: the user decides."""
     kinds = {torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"}
@@ -142,25 +122,22 @@ def check_same_kind(devices: Sequence[torch.device], sizes: Sequence[int]) -> No
         )
 
 
-def check_parts(
+def check_memory(
     config: LlamaConfig, dtype: str, devices: Sequence[torch.device], sizes: Sequence[int]
 ) -> dict[torch.device, int]:
-    """As check_memory, of several devices, with so many layers each."""
-    needed = parts_bytes(config, dtype, devices, sizes)
-    for device, bytes in needed.items():
-        layers = sum(size for other, size in zip(devices, sizes, strict=True) if other == device)
-        remedy = f"change --stages, or {smaller(dtype)}"
-        check_free(f"{layers} layers as {dtype} on {device}", bytes, device, remedy)
+    """Before minutes of loading: do the weights fit, so many layers on each? -> How many bytes each device needs."""
+    needed = dict.fromkeys(devices, 0)
+    for part, (device, layers) in enumerate(zip(devices, sizes, strict=True)):
+        needed[device] += weight_bytes(config, dtype, layers, first=part == 0, last=part == len(sizes) - 1)
+    for device, bytes in needed.items() if devices[0].type == "cuda" else ():
+        free, total = torch.cuda.mem_get_info(device)
+        if bytes > free:
+            layers = sum(size for other, size in zip(devices, sizes, strict=True) if other == device)
+            what, remedy = f"{layers} layers as {dtype} on {device}", f"change --stages, or {smaller(dtype)}"
+            if len(sizes) == 1:
+                what, remedy = f"the weights as {dtype}", smaller(dtype)
+            raise PpsdError(no_memory(what, bytes, free, total, remedy))
     return needed
-
-
-def check_free(what: str, needed: int, device: torch.device, remedy: str) -> None:
-    """Raises PpsdError if the device has no such memory left."""
-    if device.type != "cuda":
-        return
-    free, total = torch.cuda.mem_get_info(device)
-    if needed > free:
-        raise PpsdError(no_memory(what, needed, free, total, remedy))
 
 
 def no_memory(what: str, needed: int, free: int, total: int, remedy: str) -> str:

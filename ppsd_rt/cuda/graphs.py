@@ -81,7 +81,7 @@ class Graphs:
             return
         if (device := self._devices[-1]).type == "cuda":
             torch.cuda.current_stream(device).synchronize()
-        self.lanes.timeline([(-1, self.handles[key])])
+        self.lanes.run(-1, [self.handles[key]])
 
     def close(self) -> None:
         """The memory of their kernels goes, or is elsewhere now."""
@@ -163,13 +163,13 @@ class StageGraphs(Graphs):
     def plain_step(self, window: Window) -> None:
         """A step of plain decoding, and its end."""
         if self.apart:
-            self.lanes.timeline([(-1, self.row)])
+            self.lanes.run(-1, [self.row])
             for number, leg in enumerate(self.verify):
                 self._stages.bring(number, window)
                 synchronise(self._stages.devices)
-                self.lanes.timeline([(number, leg)])
+                self.lanes.run(number, [leg])
         else:
-            self.lanes.timeline([(0, self.rounds[0])])
+            self.lanes.run(0, [self.rounds[0]])
 
     def native(self, *, draft_records: bool, sequence: int, drawn: int) -> _native.Graphs:
         """What _native.GraphSession takes. sequence, drawn: the numbers of the last records."""

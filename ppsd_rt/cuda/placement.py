@@ -6,23 +6,21 @@ twice: it has as many stages then.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import ceil
 from statistics import median
-from time import perf_counter
 
 import torch
 
 from ..errors import UsageError
 from ..models.config import LlamaConfig
 from ..models.head_file import LAYERS, HeadInfo
-from ..planning.split import LayerCosts, best_split, is_split
+from ..pipeline.split import best_split, is_split
 from ..sampling.params import SamplingParams
 from .devices import synchronise, synonyms
 from .errors import weight_bytes
-from .graphs import CaptureFailed, StageGraphs
+from .graphs import StageGraphs
 from .stages import DeviceStages
 from .weights import DeviceWeights
 
@@ -85,7 +83,7 @@ class Measured:
 
 
 def best_sizes(layers: int, costs: Sequence[Measured], head: HeadInfo | None, draft_share: float) -> tuple[int, ...]:
-    """Layers of each device, by what they cost there: the slowest of them sets the pace, see ppsd_rt/planning/split.py.
+    """Layers of each device, by what they cost there: the slowest of them sets the pace, see ppsd_rt/pipeline/split.py.
 
     draft_share: of the vocabulary, what the exit head draws from.
     """
@@ -95,44 +93,28 @@ def best_sizes(layers: int, costs: Sequence[Measured], head: HeadInfo | None, dr
             f"after the exit head come {layers - exit_layer} layers, too few for {len(costs)} devices: name fewer"
         )
     of_head = LAYERS[head.kind] * first.layer + draft_share * first.lm_head if head else 0.0
-    # The layers that draft stay together: to the solver they are one.
-    together = (exit_layer * first.layer, *(first.layer,) * (layers - exit_layer))
-    slowness = [cost.layer / first.layer for cost in costs]
-    sizes = best_split(LayerCosts(together, of_head, first.lm_head), len(costs), slowness=slowness).sizes
-    return (sizes[0] + exit_layer - 1, *sizes[1:])
+    return best_split(
+        layers,
+        len(costs),
+        layer=first.layer,
+        head=of_head,
+        lm_head=first.lm_head,
+        first=exit_layer,
+        slowness=[cost.layer / first.layer for cost in costs],
+    )
 
 
-def measure(config: LlamaConfig, format: str, device: torch.device, *, pdl: bool, captured: bool) -> Measured:
-    """Of random layers of this model's shape."""
+def measure(config: LlamaConfig, format: str, device: torch.device, *, pdl: bool) -> Measured:
+    """Of random layers of this model's shape. Raises CaptureFailed."""
     one = weight_bytes(config, format, 1, first=False, last=False)
     count = max(2, min(config.num_hidden_layers, ceil(_MORE_THAN_CACHES / one) if device.type == "cuda" else 2))
     few = replace(config, num_hidden_layers=count, max_position_embeddings=max(64, config.max_position_embeddings))
     stages = DeviceStages(DeviceWeights.random(few, format, device), 63, (count - 1,), pdl=pdl)
-    graphs = None
-    if captured:
-        with suppress(CaptureFailed):
-            graphs = StageGraphs(stages)
+    graphs = StageGraphs(stages)
     stages.begin([1, 1], SamplingParams())
     synchronise([device])
-    seconds = [_legs(stages, graphs) for _ in range(_REPEATS if device.type == "cuda" else 1)]
-    if graphs is not None:
-        graphs.close()
-    before, last = (median(repeat[leg] for repeat in seconds) for leg in (0, 1))
+    seconds = [graphs.lanes.run(0, [graphs.row, *graphs.verify]) for _ in range(_REPEATS)]
+    graphs.close()
+    before, last = (median(repeat[leg] for repeat in seconds) for leg in (1, 2))
     layer = before / (count - 1)
     return Measured(layer, max(last - layer, 0.0))
-
-
-def _legs(stages: DeviceStages, graphs: StageGraphs | None) -> list[float]:
-    """Seconds of each leg of a pass over one row."""
-    if graphs is not None:
-        spans = graphs.lanes.timeline([(0, exec) for exec in (graphs.row, *graphs.verify)])
-        return [end - begin for begin, end in spans[1:]]
-    stages.early_step()
-    seconds = []
-    for leg in range(len(stages.legs)):
-        synchronise(stages.devices)
-        begun = perf_counter()
-        stages.verification(leg)
-        synchronise(stages.devices)
-        seconds.append(perf_counter() - begun)
-    return seconds

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..backend import Oracle
 from ..errors import UsageError
-from ..planning.split import cut_layers
+from ..pipeline.split import cut_layers
 from ..sampling.params import SamplingParams
 from ..triton_kernels.heads import sampling_words
 from ..triton_kernels.state import (
@@ -332,9 +332,5 @@ class DeviceStages:
         count = min(len(oracle.truth), self.capacity)
         self.buffers.truth[:count] = torch.tensor(oracle.truth[:count], dtype=torch.int32)
         low, high = torch.tensor([oracle.seed & 0xFFFFFFFF, oracle.seed >> 32]).to(torch.int32).tolist()
-        return {ORACLE_END: count, ORACLE: bits_of(oracle.acceptance), ORACLE_SEED: low, ORACLE_SEED + 1: high}
-
-
-def bits_of(number: float) -> int:
-    """Of a float32."""
-    return int(torch.tensor([number]).view(torch.int32).item())
+        bits = int(torch.tensor([oracle.acceptance]).view(torch.int32))
+        return {ORACLE_END: count, ORACLE: bits, ORACLE_SEED: low, ORACLE_SEED + 1: high}

@@ -6,7 +6,7 @@ and those that it leaves int8 are int8; k and v are then a matrix of their own),
 for each output). Beside these three, all else is bfloat16: norms, biases, the embedding table and the KV cache.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import chain
@@ -22,11 +22,10 @@ from ..cpu.machine import default_threads
 from ..cpu.native import four_bits, one_line
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
-from ..models.config import LayerAttention, LlamaConfig
+from ..models.config import LayerAttention, LlamaConfig, model_shapes
 from ..models.head_file import DISTANCES, LAYERS, MOST_TEXT_IDS, HeadFile, HeadInfo, head_shapes
 from ..models.llama import from_numpy
 from ..models.random_weights import RandomCheckpoint
-from ..models.shapes import model_shapes
 from ..models.stored import Array
 from ..triton_kernels.int4 import GROUP, of_codes
 from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise, quantise_fp8, quantise_int4
@@ -149,9 +148,12 @@ class DeviceWeights:
         """places: the device of each layer, the first one's being `device`; none: all are there."""
         if isinstance(checkpoint, RandomCheckpoint):
             return cls.random(checkpoint.config, format, device, seed=checkpoint.seed, places=places)
-        importance = _importance(checkpoint, format)
-        source, stored = _mapped(checkpoint.tensors), FourBits(checkpoint) if format == "int4" else None
-        return cls.build(checkpoint.config, source, format, device, places, importance, stored)
+        if format == "int4" and checkpoint.in_four_bits:  # nothing is rounded
+            return cls.build(checkpoint.config, _FourBits(checkpoint), format, device, places)
+        threads = default_threads()
+        with one_line(f"pack {checkpoint.folder} as {format}", threads):
+            importance = importance_for(format, checkpoint, threads)  # as on a CPU
+        return cls.build(checkpoint.config, _mapped(checkpoint.tensors), format, device, places, importance)
 
     @classmethod
     def random(
@@ -176,7 +178,6 @@ class DeviceWeights:
         device: torch.device | str,
         places: Sequence[torch.device] = (),
         importance: Importance | None = None,
-        four_bits: "FourBits | None" = None,
     ) -> "DeviceWeights":
         """importance: as of `importance_for`, for int4; None: all inputs alike.
 
@@ -184,7 +185,7 @@ class DeviceWeights:
         """
         check_runs(config, format)
         devices = places or (device,) * config.num_hidden_layers
-        loaders = [_Loader(source, format, place, four_bits) for place in devices]
+        loaders = [_Loader(source, format, place) for place in devices]
         layers = tuple(
             loader.layer(f"model.layers.{i}.", config, i, importance=None if importance is None else importance[i])
             for i, loader in enumerate(loaders)
@@ -300,10 +301,9 @@ def weight_bytes(weight: Weight | None) -> int:
 class _Loader:
     """Takes a layer's tensors from a source, by the names of a checkpoint."""
 
-    def __init__(
-        self, source: Source, format: str, device: torch.device | str, four_bits: "FourBits | None" = None
-    ) -> None:
-        self.source, self.format, self.device, self.four_bits = source, format, device, four_bits
+    def __init__(self, source: Source, format: str, device: torch.device | str) -> None:
+        self.source, self.format, self.device = source, format, device
+        self.four_bits: Collection[str] = getattr(source, "in_four_bits", ())  # matrices that are stored so
         self.dtype = torch.float32 if format == "float32" else torch.bfloat16
 
     def plain(self, name: str) -> Tensor:
@@ -312,7 +312,7 @@ class _Loader:
     def format_of(self, *names: str, delicate: bool = False) -> str:
         """int4 leaves to int8 what is delicate; or, of a file with four bits of its own, what is stored otherwise."""
         if self.format == "int4" and self.four_bits:
-            return "int4" if all(name in self.four_bits.names for name in names) else "int8"
+            return "int4" if all(name in self.four_bits for name in names) else "int8"
         return "int8" if self.format == "int4" and delicate else self.format
 
     def lm_head(self, table: Tensor | None) -> Weight:
@@ -326,8 +326,6 @@ class _Loader:
     def matrix(self, *names: str, format: str | None = None, importance: Tensor | None = None) -> Weight:
         """The matrices one below the other. importance: of their inputs."""
         format = format or self.format_of(*names)
-        if format == "int4" and self.four_bits:
-            return _stacked([self.four_bits.weight(name).to(self.device) for name in names])
         ready = getattr(self.source, format, None)
         if ready is not None:
             return _stacked([ready(name).to(self.device) for name in names])
@@ -388,25 +386,17 @@ def _mapped(tensors: "dict[str, Array] | object") -> Source:
     return lambda name: from_numpy(tensors[name])  # type: ignore[index]
 
 
-def _importance(checkpoint: Checkpoint, format: str) -> Importance | None:
-    """What int4 rounds by, as on a CPU. Raises PpsdError for weights of which it cannot be measured."""
-    if format == "int4" and checkpoint.in_four_bits:
-        return None  # nothing is rounded
-    threads = default_threads()
-    with one_line(f"pack {checkpoint.folder} as {format}", threads):
-        return importance_for(format, checkpoint, threads)
-
-
-class FourBits:
-    """A checkpoint's matrices of four bits, as they are stored; false where there are none."""
+class _FourBits:
+    """A checkpoint's tensors; those of its matrices that are of four bits also as they are stored."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint, self.names = checkpoint, checkpoint.in_four_bits
+        self.checkpoint, self.in_four_bits = checkpoint, checkpoint.in_four_bits
+        self.tensor = _mapped(checkpoint.tensors)
 
-    def __bool__(self) -> bool:
-        return bool(self.names)
+    def __call__(self, name: str) -> Tensor:
+        return self.tensor(name)
 
-    def weight(self, name: str) -> Weight:
+    def int4(self, name: str) -> Weight:
         """Raises PpsdError for one that is not finite."""
         with one_line(f"pack {name} of {self.checkpoint.folder} as int4", 1):
             codes, scale, minimum = map(torch.from_numpy, four_bits(self.checkpoint, name).four_bits())

@@ -26,7 +26,7 @@ from .mix import mix_of
 from .prompts import FAMILY, NO_PROMPTS, Prompts
 from .rate import first_rate, judged, next_rate, trial_steps
 from .samplers import MOST_SLOTS, TorchSampler, slots_within
-from .shards import HELD_OUT, STEPS, NativeSamplers, Plan, Text, read_shard, torch_samplers, write_shards
+from .shards import HELD_OUT, STEPS, Plan, Text, native_samplers, read_shard, torch_samplers, write_shards
 from .successors import count_successors, foreseen
 from .train import Trainer, TrainSettings, batches
 
@@ -142,7 +142,7 @@ class Distillation:
     """sample() then train() then save(); both of the former yield Progress and may be cut off anywhere.
 
     text: the folder of the sampled text, which several runs can share. judges: prompts that heads are judged by; text
-    that holds one is not trained on. workers: processes that sample side by side on a CPU; they do not change what is
+    that holds one is not trained on. workers: threads that sample side by side on a CPU; they do not change what is
     sampled. begin: a head that training goes on from. tell: of what the user should know. before: a head that the new
     ones are compared with, on held-out prompts.
     """
@@ -212,7 +212,7 @@ class Distillation:
         self.plan = replace(self.plan, keep=tuple(read_json_object(self.text / "text.json")["layers"]))
 
     def forecast(self) -> Forecast:
-        """Measured now, in seconds; with `workers` threads, where the run has processes, which are a little faster."""
+        """Measured now, in seconds; with one sampler of `workers` threads, a little slower than so many samplers."""
         settings, longest = self.settings, min(512, self.checkpoint.config.max_position_embeddings)
         if settings.format:
             speed = native_speed(self.checkpoint, settings.format, self.workers, settings.slots, self.plan.keep)
@@ -227,7 +227,8 @@ class Distillation:
         """Text: the held-out shard, then the shards to train on; those that are there already are kept."""
         plan = self.plan
         if self.settings.format:
-            written = NativeSamplers(self.checkpoint.folder, self.settings.format).write_shards(plan, self.workers)
+            samplers = native_samplers(self.checkpoint, self.settings.format, plan, self.workers)
+            written = write_shards(plan, samplers, self.workers)
         else:
             written = write_shards(plan, torch_samplers(self.model, plan))
         for tokens in written:

@@ -4,18 +4,13 @@ Beside the shards lie the hidden states of their rows, where the sampler hands t
 text was written, and to compute them again would cost as much as the sampling did.
 """
 
-import multiprocessing
-import os
 import random
-import signal
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -133,103 +128,56 @@ class Plan:
         return min(max(self.mix.longest, self.prompts.longest) + MAX_ANSWER, context)
 
 
-def write_shards(plan: Plan, samplers: Samplers) -> Iterator[int]:
-    """Sample what is missing; yields the number of tokens so far, those of earlier runs included."""
-    for number in plan.missing():
-        done = plan.there
-        with closing(_write_shard(plan, number, samplers)) as written:
-            for tokens in written:
-                yield done + tokens
+def write_shards(plan: Plan, samplers: Samplers, workers: int = 1) -> Iterator[int]:
+    """Sample what is missing; yields the number of tokens so far, those of earlier runs included.
+
+    workers: threads that write a shard each; they do more than as many threads of one sampler. How many there are does
+    not change the shards.
+    """
+    if workers > 1:
+        yield from _write_side_by_side(plan, samplers, workers)
+    else:
+        for number in plan.missing():
+            done = plan.there
+            with closing(_write_shard(plan, number, samplers)) as written:
+                for tokens in written:
+                    yield done + tokens
     yield plan.there
 
 
-@dataclass(frozen=True)
-class NativeSamplers:
-    """C++ samplers with one thread each, for one process of several."""
+def _write_side_by_side(plan: Plan, samplers: Samplers, workers: int) -> Iterator[int]:
+    begun, done, stop = plan.there, dict.fromkeys(plan.missing(), 0), Event()
 
-    checkpoint: Path
-    format: str
+    def write(number: int) -> None:
+        with closing(_write_shard(plan, number, samplers)) as written:
+            for tokens in written:
+                done[number] = tokens
+                if stop.is_set():
+                    return
 
-    def samplers(self, plan: Plan) -> Samplers:
-        checkpoint = Checkpoint(self.checkpoint)
-        backend = CpuBackend(checkpoint, self.format, "cpu", 1)
-        longest = plan.capacity(checkpoint.config.max_position_embeddings)
-        return lambda slots, seed: NativeSampler(backend, slots, longest, plan.keep, plan.mix.end_ids)
-
-    def write_shards(self, plan: Plan, workers: int) -> Iterator[int]:
-        """Like the function of that name, in `workers` processes: they do more than one with as many threads.
-
-        How many there are does not change the shards.
-        """
-        if workers == 1:
-            yield from write_shards(plan, self.samplers(plan))
-            return
-        context = multiprocessing.get_context("spawn")
-        pool: futures.ProcessPoolExecutor | None = None
-        try:
-            with _terminal_blocked():
-                counter, stop = context.Value("q", plan.there), context.Event()
-            with _terminal_blocked():  # again: the first semaphore starts a process of Python's, and so unblocks
-                pool = futures.ProcessPoolExecutor(workers, context, _start_worker, (self, plan, counter, stop))
-                pending = {pool.submit(_write_in_worker, number) for number in plan.missing()}
-            while pending:
-                done, pending = futures.wait(pending, timeout=0.2)
-                for future in done:
-                    future.result()
-                yield counter.value
-        except BrokenProcessPool:
-            raise PpsdError(
-                "a sampling process ended abruptly (memory?): go on with --resume, with fewer --threads or --slots"
-            ) from None
-        finally:
-            if pool is not None:
-                stop.set()  # after the step at hand each saves the texts that are whole
-                pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextmanager
-def _terminal_blocked() -> Iterator[None]:
-    """Processes that start meanwhile never hear of Ctrl-C or a hangup, which a terminal sends to all: this one ends
-    them. What arrives meanwhile comes through at the end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    pool = futures.ThreadPoolExecutor(workers)
     try:
-        yield
+        pending = {pool.submit(write, number) for number in done}
+        while pending:
+            ended, pending = futures.wait(pending, timeout=0.2)
+            for future in ended:
+                future.result()
+            yield begun + sum(done.values())
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        stop.set()  # after the step at hand each saves the texts that are whole
+        pool.shutdown(cancel_futures=True)
+
+
+def native_samplers(checkpoint: Checkpoint, format: str, plan: Plan, threads: int = 1) -> Samplers:
+    """C++ samplers with one thread each, on weights that `threads` have packed once for all."""
+    backend = CpuBackend(checkpoint, format, "cpu", threads).beside(1)
+    longest = plan.capacity(checkpoint.config.max_position_embeddings)
+    return lambda slots, seed: NativeSampler(backend, slots, longest, plan.keep, plan.mix.end_ids)
 
 
 def torch_samplers(model: Any, plan: Plan) -> Samplers:
     longest = plan.capacity(model.config.max_position_embeddings)
     return lambda slots, seed: TorchSampler(model, slots, longest, seed, plan.mix.end_ids)
-
-
-_worker: dict[str, Any] = {}
-
-
-def _start_worker(how: NativeSamplers, plan: Plan, counter: Any, stop: Any) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    _worker.update(samplers=how.samplers(plan), plan=plan, counter=counter, stop=stop)
-
-
-def _end_with_parent() -> None:
-    """A run that is killed cannot end its workers, and they would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
-
-
-def _write_in_worker(number: int) -> None:
-    plan: Plan = _worker["plan"]
-    with closing(_write_shard(plan, number, _worker["samplers"])) as written:
-        before = 0
-        for tokens in written:
-            with _worker["counter"].get_lock():
-                _worker["counter"].value += tokens - before
-            before = tokens
-            if _worker["stop"].is_set():
-                return
 
 
 def _write_shard(plan: Plan, number: int, samplers: Samplers) -> Generator[int, None, None]:

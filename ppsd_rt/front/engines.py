@@ -23,10 +23,6 @@ _MOST_STRANGERS = 32  # connections that have not shown the key: with one more, 
 _AGAIN = 0.1  # seconds until the next one is accepted, where the system has no more files
 
 
-class _Cancelled:
-    """In an inbox: the answer's consumer wants no more."""
-
-
 class Connected:
     """One engine, and an `EngineSlot` for each answer that runs on it."""
 
@@ -57,7 +53,7 @@ class Connected:
         self._number += 1
         number, inbox = self._number, SimpleQueue[Any]()
         self._inboxes[number] = inbox
-        cancellation.tells(lambda: inbox.put(_Cancelled))
+        cancellation.tells(lambda: inbox.put(None))
         ended = False
         try:
             if self._lost is not None:
@@ -65,7 +61,7 @@ class Connected:
             self.line.send(kind, answer=number, **fields)
             while True:
                 message = inbox.get()
-                if message is _Cancelled:
+                if message is None:  # who has asked wants no more
                     return
                 if isinstance(message, EngineLost):
                     raise EngineLost(*message.args)
@@ -212,15 +208,14 @@ class Engines:
             engine = self._let_in(line, where)
         except Exception as error:  # whatever a stranger sends
             _LOG.warning("what has come from %s is no engine: %s", where, error)
-        finally:
-            with self._changed, suppress(ValueError):
-                self._strangers.remove(line)
-            if engine is None:
-                line.close()
+        with self._changed, suppress(ValueError):
+            self._strangers.remove(line)
         if engine is None:
+            line.release()
             return
         line.live()
         lost = engine.read()
+        line.release()
         with self._changed:
             self._engines.remove(engine)
         if self._failure is None:

@@ -75,10 +75,16 @@ class Line:
         return self._closed.is_set()
 
     def close(self) -> None:
+        """Wakes who reads and sends. The file stays: whoever comes next would get its number, and they wait on that."""
         self._closed.set()
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)  # wakes who reads
-        self._connection.close()
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """By who reads, at the end."""
+        self.close()
+        with self._sending:
+            self._connection.close()
 
     def _message(self, longest: int, end: float | None = None) -> Message:
         searched, place = 0, -1

@@ -50,6 +50,7 @@ def work(engine: Engine, front: tuple[str, int], key: str, silence: float, once:
         finally:
             over.set()
             calls.end_all()
+            line.release()
 
 
 def _call(front: tuple[str, int], silence: float, engine: Engine, once: bool) -> socket.socket | None:

@@ -8,10 +8,11 @@ from logging import getLogger
 from pathlib import Path
 
 from ..errors import PpsdError
+from ..files import write_whole
 from ..models.checkpoint import Checkpoint
 from ..models.files import parse_json
 from ..models.head_file import EAGLE3, HeadFile, find_shipped
-from .kept import Record, read_records, write_whole
+from .kept import PRIVATE, Record, read_records
 
 LEAST_TOKENS = 1024  # of answers that are new since the last time: with fewer even who asks for it learns nothing
 MOST = 8  # that stay
@@ -45,7 +46,10 @@ class Outcome:
 
 
 @dataclass
-class _State:
+class State:
+    """names: of the heads that have come into use; none: the one that learning begins with is. learned: the id of the
+    last answer that has been learned from. outcomes: of the last trainings."""
+
     root: str
     names: list[str] = field(default_factory=list)
     learned: int = 0
@@ -64,33 +68,18 @@ class LearnedHeads:
         self.root = path if path is not None and path.is_file() else None
         self._hash = hashlib.sha256(self.root.read_bytes()).hexdigest()[:16] if self.root else ""
 
-    def _state(self) -> _State:
+    @property
+    def state(self) -> State:
         with suppress(OSError, ValueError, TypeError, KeyError):
             found = parse_json((self._folder / "state.json").read_text(encoding="utf-8"))
             names = [name for name in found["names"] if isinstance(name, str) and "/" not in name]
-            learned = found["learned"] if isinstance(found["learned"], int) else 0  # else of an earlier version
             outcomes = [Outcome(**outcome) for outcome in found["outcomes"]]
-            return _State(self._hash, names if found["root"] == self._hash else [], learned, outcomes)
-        return _State(self._hash)
-
-    @property
-    def names(self) -> list[str]:
-        """Of those that have come into use; empty: the one that learning begins with is."""
-        return self._state().names
-
-    @property
-    def learned(self) -> int:
-        """The id of the last answer that has been learned from."""
-        return self._state().learned
-
-    @property
-    def outcomes(self) -> list[Outcome]:
-        """Of the last trainings."""
-        return self._state().outcomes
+            return State(self._hash, names if found["root"] == self._hash else [], int(found["learned"]), outcomes)
+        return State(self._hash)
 
     def load(self) -> HeadFile | None:
         """The newest that is whole; else the one that learning begins with. None: that is no head that can learn."""
-        for name in reversed(self.names):
+        for name in reversed(self.state.names):
             try:
                 return HeadFile.load(self._folder / name, self._checkpoint)
             except PpsdError as error:
@@ -105,7 +94,7 @@ class LearnedHeads:
         """The kept answers. PpsdError where there is too little to learn from, or no head to go on from."""
         if self.load() is None:
             raise PpsdError("there is no head to go on from: train one with `ppsd-run distill`, and give --exit-head")
-        folder, learned = self._folder.parent, self.learned
+        folder, learned = self._folder.parent, self.state.learned
         records = [*read_records(folder, self._checkpoint.config.vocab_size)]
         if (fresh := sum(record.tokens for record, id in records if id > learned)) < LEAST_TOKENS:
             raise PpsdError(f"{folder} has {fresh:,} answer tokens that are new: {LEAST_TOKENS:,} are the least")
@@ -120,7 +109,7 @@ class LearnedHeads:
     def trained(self, learned: int, outcome: Outcome, path: Path | None) -> None:
         """A training has ended. path: of the head that comes into use with it: one that was killed leaves the one
         before, or this one."""
-        state = self._state()
+        state = self.state
         if path is not None:
             path.chmod(0o600)
             state.names.append(path.name)
@@ -133,14 +122,14 @@ class LearnedHeads:
 
     def back(self) -> str:
         """The head before is in use again -> its name. PpsdError where no learned head is in use."""
-        state = self._state()
+        state = self.state
         if not state.names:
             raise PpsdError("no learned head is in use: there is nothing to go back from")
         state.names.pop()
         self._write(state)
         return state.names[-1] if state.names else "the one that learning began with"
 
-    def _write(self, state: _State) -> None:
+    def _write(self, state: State) -> None:
         self._folder.mkdir(mode=0o700, exist_ok=True)
         kept = replace(state, names=state.names[-MOST:], outcomes=state.outcomes[-MOST_OUTCOMES:])
-        write_whole(self._folder / "state.json", json.dumps(asdict(kept)).encode())
+        write_whole(self._folder / "state.json", json.dumps(asdict(kept)).encode(), PRIVATE)

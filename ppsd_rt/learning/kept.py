@@ -29,10 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PpsdError, UsageError
+from ..files import write_whole
 from ..models.files import one_line, parse_json
 
 MOST_BYTES = 64 << 20  # of all answers: some 16 million ids
 PARTS = 16  # the oldest of so many goes at a time
+PRIVATE = 0o600  # the mode of its files
 LEAST_ANSWER = 8  # ids: shorter ones teach nothing
 MOST_DAYS = 400
 _NAME = "answers.sqlite"
@@ -50,11 +52,12 @@ _COUNT = """INSERT INTO days VALUES (?, ?, ?) ON CONFLICT DO UPDATE
 _OLDEST_DAYS = "DELETE FROM days WHERE date NOT IN (SELECT date FROM days ORDER BY date DESC LIMIT ?)"
 _OLDEST = "DELETE FROM answers WHERE id IN (SELECT id FROM answers ORDER BY id LIMIT ?)"
 _TOKENS = "SELECT total(length(ids) / 4 - answer) FROM answers WHERE id > ?"
-# What is written there, by name; the last two by earlier versions.
-_FILES = r"(answers\.sqlite(-wal|-shm|-journal)?|model\.json|secret|answers-\d+\.bin|days\.json)"
+_UNFINISHED = r"\.ppsd-[0-9a-f]{16}\.unfinished"
 _LOCKS = r"\.(training\.)?lock"
-_OURS = re.compile(rf"{_FILES}|\.{_FILES}\.unfinished|{_LOCKS}|heads|own-\w+-[0-9a-f]*(-\d+)+")
-_INSIDE = re.compile(r"\.?(\d+\.safetensors|state\.json|(text|states)-\d+\.safetensors)(\.unfinished)?")
+# What is written there, by name.
+_FILES = r"answers\.sqlite(-wal|-shm|-journal)?|\.answers\.sqlite\.unfinished|model\.json|secret"
+_OURS = re.compile(rf"{_FILES}|{_UNFINISHED}|{_LOCKS}|heads|own-\w+-[0-9a-f]*(-\d+)+")
+_INSIDE = re.compile(rf"\.?(\d+|(text|states)-\d+)\.safetensors(\.unfinished)?|state\.json|{_UNFINISHED}")
 _LOG = getLogger(__name__)
 
 
@@ -120,7 +123,8 @@ class Kept:
         """learned: the id of the last answer that has been learned from."""
         self.folder, self._most_bytes, self._clock, self._full = folder, most_bytes, clock, False
         try:
-            if folder.is_dir() and (other := [path.name for path in folder.iterdir() if not _is_ours(path)]):
+            names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+            if other := [name for name in names if not _OURS.fullmatch(name)]:
                 raise UsageError(f"{folder} holds other files ({min(other)}): name a folder that is empty, or new")
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -131,16 +135,16 @@ class Kept:
                 self._lock.close()
                 raise
         except (OSError, sqlite3.Error) as error:
-            raise PpsdError(f"cannot keep answers in {folder}: {_said(error)}") from None
+            raise PpsdError(f"cannot keep answers in {folder}: {getattr(error, 'strerror', None) or error}") from None
 
     def _open(self, told: dict[str, str], vocabulary: int, learned: int) -> None:
         if (self.folder / "model.json").exists() and (kept := read_model(self.folder))["hash"] != told["hash"]:
             raise PpsdError(f"{self.folder} keeps answers of {kept['name']}, another model: name another folder")
         with suppress(OSError):  # a full disk keeps nothing new, but what is there is of use
-            write_whole(self.folder / "model.json", json.dumps(told).encode())
+            write_whole(self.folder / "model.json", json.dumps(told).encode(), PRIVATE)
         secret = self.folder / "secret"
         if not secret.exists():
-            write_whole(secret, secrets.token_hex(16).encode())
+            write_whole(secret, secrets.token_hex(16).encode(), PRIVATE)
         self.secret = secret.read_bytes()
         if not (self.folder / _NAME).exists():
             _write_anew(self.folder, (), {})
@@ -191,11 +195,6 @@ class Kept:
         self._full = False
         return added
 
-    @property
-    def days(self) -> dict[str, list[int]]:
-        """Drafts of the exit head that were judged, and those that were right, by date; the oldest first."""
-        return read_days(self.folder)  # by a connection of its own: another thread may be keeping an answer
-
     def close(self) -> None:
         self._db.close()
         self._lock.close()
@@ -245,7 +244,8 @@ def read_model(folder: Path) -> dict[str, str]:
 
 
 def read_days(folder: Path) -> dict[str, list[int]]:
-    """As `Kept.days`; none where they cannot be read."""
+    """Drafts of the exit head that were judged, and those that were right, by date, the oldest first; none where they
+    cannot be read. By a connection of its own: another thread may be keeping an answer."""
     try:
         with closing(_connect(folder / _NAME)) as db:
             rows = db.execute("SELECT * FROM days ORDER BY date")
@@ -264,7 +264,7 @@ def forget(folder: Path) -> int:
     trains."""
     read_model(folder)  # nobody else's folder is emptied
     with closing(Lock(folder)), closing(Lock(folder, ".training.lock", "learns from")):
-        ours = [path for path in folder.iterdir() if _is_ours(path) and not re.fullmatch(_LOCKS, path.name)]
+        ours = [path for path in folder.iterdir() if _OURS.fullmatch(path.name) and not re.fullmatch(_LOCKS, path.name)]
         # Last, model.json: a process that is killed here leaves what the next one can delete.
         return sum(map(remove, sorted(ours, key=lambda path: path.name == "model.json")))
 
@@ -281,25 +281,9 @@ def remove(path: Path) -> int:
     return size
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Whole or not at all, readable by its owner alone. Raises OSError."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    os.replace(unfinished, path)
-
-
 def newest(tokens: Sequence[int], most: int) -> int:
     """Of items with so many tokens, the oldest first: where the newest begin that have at most so many together."""
     return len(tokens) - sum(total <= most for total in accumulate(reversed(tokens)))
-
-
-def _is_ours(path: Path) -> bool:
-    return _OURS.fullmatch(path.name) is not None
-
-
-def _said(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -319,7 +303,7 @@ def _is_whole(folder: Path) -> bool:
 
 def _write_anew(folder: Path, records: Iterable[Record], days: dict[str, list[int]]) -> None:
     path = folder / f".{_NAME}.unfinished"
-    write_whole(path, b"")  # a database of no tables, with the mode that SQLite gives its own files too
+    write_whole(path, b"", PRIVATE)  # a database of no tables, with the mode that SQLite gives its own files too
     with closing(_connect(path)) as db:
         db.execute("PRAGMA journal_mode = OFF")
         db.executescript(_TABLES)

@@ -25,7 +25,7 @@ from ..models.head_file import HeadFile
 from ..processes import OWN
 from ..ranks.threads import start
 from .heads import LearnedHeads
-from .kept import Kept, newest, read_records
+from .kept import Kept, newest, read_days, read_records
 
 LOOK = 1.0  # seconds between looks at the time
 BEGIN_AFTER = 60.0  # seconds without a request, until a training begins
@@ -108,18 +108,18 @@ class Learner:
             "dtype": engine.backend.dtype,
             "head": str(found.absolute()) if found else exit_head,
         }
-        self.kept = Kept(folder, told, engine.config.vocab_size, self.heads.learned)
+        self.kept = Kept(folder, told, engine.config.vocab_size, self.heads.state.learned)
         self._engine, self._begin, self._resting, self._clock = ref(engine), begin, resting, clock
         self._process = os.getpid()
         self._ended: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()  # its `put` may interrupt itself
         self._lock = threading.Lock()  # of what follows
-        self._running, self._idle_since, self._stopped_since = 0, clock(), 0.0
+        self._running, self._idle_since, self._closed = 0, clock(), False
         self._training: Child | None = None
-        self._stopped, self._closed = False, False
+        self._stopped_since: float | None = None  # None: it runs
         self._before = 0  # tokens that were new when the last training began, unless it has learned from them
         # Those of the head that the engine drafts with. None: not known, as engines may outlive a front.
         self._names: list[str] | None = None if getattr(engine.backend, "outlived", False) else []
-        self._refused: tuple[list[str], float] = [], 0.0  # heads that could not come into use, and until when
+        self._refused_until = 0.0  # a head that could not come into use
         self._learns = self.heads.load() is not None
         if not self._learns:
             _LOG.info("there is no head to learn with: what %s keeps is copied from, and nothing else", folder)
@@ -137,15 +137,15 @@ class Learner:
 
     @property
     def days(self) -> dict[str, list[int]]:
-        return self.kept.days
+        return read_days(self.kept.folder)
 
     def begun(self) -> None:
         """An answer begins: what trains is stopped first."""
         with self._lock:
             self._running += 1
-            if self._training and not self._stopped:
+            if self._training and self._stopped_since is None:
                 self._training.stop()
-                self._stopped, self._stopped_since = True, self._clock()
+                self._stopped_since = self._clock()
 
     def ended(self, answer: Generation) -> None:
         if self._closed:
@@ -182,17 +182,20 @@ class Learner:
             training = self._training
             if training is not None and (status := training.status()) is not None:
                 self._training = None
-            elif training is not None and self._stopped:
+            elif training is not None and self._stopped_since is not None:
                 if idle >= GO_ON_AFTER and not self._resting():
                     training.go_on()
-                    self._stopped = False
+                    self._stopped_since = None
                 elif now - self._stopped_since >= LET_GO_AFTER:
                     gone, self._training = training, None
             elif training is not None and self._resting():
                 training.stop()
-                self._stopped, self._stopped_since = True, now
+                self._stopped_since = now
             elif training is None and idle >= BEGIN_AFTER and self._due() and not self._resting():
-                self._before, self._stopped = self.kept.fresh, False  # what fails is tried again when there is more
+                self._before, self._stopped_since = (
+                    self.kept.fresh,
+                    None,
+                )  # what fails is tried again with more
                 self._training = self._begin(self.kept.folder)
         if gone is not None:
             gone.end()  # which takes longer than a request may wait
@@ -200,7 +203,7 @@ class Learner:
         if status == 0:
             self.kept.fresh -= self._before
             self._before = 0
-            for outcome in self.heads.outcomes[-1:]:  # none where they cannot be read just now
+            for outcome in self.heads.state.outcomes[-1:]:  # none where they cannot be read just now
                 _LOG.info("learned from %s", outcome)
         elif status is not None and status < 0:  # else it has said why
             _LOG.warning("learning was ended by signal %d", -status)
@@ -212,16 +215,14 @@ class Learner:
         return self._learns and self.kept.fresh - self._before >= wanted
 
     def _try_swap(self) -> None:
-        names, engine, now = self.heads.names, self._engine(), self._clock()
-        refused, until = self._refused
-        if names == self._names or engine is None or (names == refused and now < until):
+        names, engine, now = self.heads.state.names, self._engine(), self._clock()
+        if names == self._names or engine is None or now < self._refused_until:
             return
-        self._refused = names, now + AGAIN_AFTER  # unless nothing is wrong
+        self._refused_until = now + AGAIN_AFTER  # unless nothing is wrong
         file = self.heads.load()
         if file is None or engine.swap_head(file):
-            self._names = names
-        else:
-            self._refused = [], 0.0  # an answer has begun meanwhile
+            self._names = names  # else an answer has begun meanwhile
+        self._refused_until = 0.0
 
     def _recall(self) -> None:
         """Fill the memory of answers."""

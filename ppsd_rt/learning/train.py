@@ -24,7 +24,7 @@ from ..distill.prompts import Prompts, encode
 from ..distill.rate import first_rate
 from ..distill.samplers import NativeSampler
 from ..distill.self_text import LEAST_ANSWER, MAX_ANSWER
-from ..distill.shards import HELD_OUT, NativeSamplers, Plan, Text, read_shard
+from ..distill.shards import HELD_OUT, Plan, Text, native_samplers, read_shard, write_shards
 from ..distill.train import CHUNK, Trainer, TrainSettings, batches
 from ..errors import PpsdError
 from ..models.checkpoint import Checkpoint
@@ -70,7 +70,7 @@ class Learning:
 
     def run(self) -> Iterator[tuple[str, int, int]]:
         """Raises PpsdError where there is too little to learn from, no head to go on from, or no room."""
-        config, names = self.checkpoint.config, self.heads.names
+        config, names = self.checkpoint.config, self.heads.state.names
         self.heads.enough()
         before = self.heads.load()
         assert before is not None
@@ -81,7 +81,7 @@ class Learning:
         self._check_room(before, 2 * len(layers) * config.hidden_size * plan.tokens(plan.missing()))
         unique = Deduplication(self.tokenizer, ())
         judged, learned, place = self._divide(unique, self._most(layers))
-        for tokens in NativeSamplers(self.checkpoint.folder, self.format).write_shards(plan, 1):
+        for tokens in write_shards(plan, native_samplers(self.checkpoint, self.format, plan)):
             yield "writing text to mix in", tokens, plan.tokens(range(2))
         held_out, general = unique.new(read_shard(plan.folder, HELD_OUT)), len(plan.mix.names)
         fixed = [text for text in held_out if text.family == general]  # of prompts that the other shard does not have
@@ -102,7 +102,7 @@ class Learning:
             yield "training", number, len(steps)
         self.outcome = self._judge(judge, trainer, judged, fixed, tokens)
         path = None
-        if self.outcome.better and self.heads.names == names:  # else the user went back meanwhile
+        if self.outcome.better and self.heads.state.names == names:  # else the user went back meanwhile
             path = self.heads.new_path()
             facts = {"kept_answers": round(self.outcome.after, 4), "kept_answers_before": round(self.outcome.before, 4)}
             recipe = {**before.info.recipe, "learned_tokens": tokens}

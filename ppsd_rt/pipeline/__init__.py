@@ -1,1 +1,1 @@
-"""What a pipeline runs: schedules, stop rules, rounds."""
+"""What a pipeline runs: schedules, stop rules, rounds; where layers go, what drafts cost, what `auto` has learned."""

@@ -137,45 +137,35 @@ def named(name: str) -> Schedule:
 def parse_schedule(text: str) -> Schedule | Auto:
     """`auto`, `NAME` or `NAME:key=value,...`, as in `eesd:max_chunk=4,first_chunk=4,stop_rule=confidence=0.5`.
 
-    `auto` takes `lookup=N` and `recycle=on|off` alone.
-
-    `length=K` sets first_chunk, max_chunk and lookahead at once.
+    `auto` takes `lookup=N` and `recycle=on|off` alone. `length=K` sets first_chunk, max_chunk and lookahead at once.
     """
     name, _, rest = text.partition(":")
-    if name == "auto":
-        return _parse_auto(text, rest)
-    schedule = named(name)
+    schedule = AUTO if name == "auto" else named(name)
     changes: dict[str, object] = {}
     for item in filter(None, rest.split(",")):
-        key, separator, value = item.partition("=")
-        if key == "stop_rule" and separator:
-            changes[key] = parse_stop_rule(value)
-        elif key in ("overlap", "recycle") and value in ("on", "off"):
-            changes[key] = value == "on"
-        elif key in ("length", *_NUMBERS) and (number := _number(value)) is not None:
-            keys = _LENGTHS if key == "length" else (key,)
-            changes.update(dict.fromkeys(keys, number))
-        else:
+        key, _, value = item.partition("=")
+        if schedule is AUTO and key not in ("lookup", "recycle"):
+            problem = "auto takes lookup=N, recycle=on|off and nothing else, as in auto:lookup=0"
+            raise UsageError(f"schedule {quoted(text)}: {problem}")
+        change = _change(key, value)
+        if not change:
             raise UsageError(
                 f"schedule {quoted(text)}: {quoted(item)} is not understood; write length=, first_chunk=, max_chunk=, "
                 "lookahead=, lookup= with a number, overlap=on|off, recycle=on|off, or stop_rule=RULE"
             )
+        changes |= change
     return replace(schedule, **changes)  # type: ignore[arg-type]
 
 
-def _parse_auto(text: str, rest: str) -> Auto:
-    auto = AUTO
-    for item in filter(None, rest.split(",")):
-        key, _, value = item.partition("=")
-        if key == "lookup" and (number := _number(value)) is not None:
-            auto = replace(auto, lookup=number)
-        elif key == "recycle" and value in ("on", "off"):
-            auto = replace(auto, recycle=value == "on")
-        else:
-            raise UsageError(
-                f"schedule {quoted(text)}: auto takes lookup=N, recycle=on|off and nothing else, as in auto:lookup=0"
-            )
-    return auto
+def _change(key: str, value: str) -> dict[str, object]:
+    """The fields that this sets; none where it is not understood."""
+    if key == "stop_rule" and value:
+        return {key: parse_stop_rule(value)}
+    if key in ("overlap", "recycle") and value in ("on", "off"):
+        return {key: value == "on"}
+    if key in ("length", *_NUMBERS) and (number := _number(value)) is not None:
+        return dict.fromkeys(_LENGTHS if key == "length" else (key,), number)
+    return {}
 
 
 def _number(text: str) -> int | None:

@@ -16,11 +16,31 @@ What is from the papers and what is ours (the body of EESD, arXiv 2406.03853, wa
   paying rule, which computes that by itself.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import UsageError
 from ..printable import quoted
+
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "threshold": (lambda value: 0 < value < 1, "between 0 and 1"),
+    "copy_threshold": (lambda value: 0 < value < 1, "between 0 and 1"),
+    "cost": (lambda value: 0 < value <= 10, "above 0 and at most 10 plain tokens"),
+    "discount": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "bins": (lambda value: value >= 1, "at least 1"),
+    "weight": (lambda value: value > 0, "above 0"),
+}
+
+
+@dataclass(frozen=True)
+class _Checked:
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for name, (fits, wanted) in _RANGES.items():
+            if hasattr(self, name) and not fits(value := getattr(self, name)):
+                raise UsageError(f"stop rule {self.kind}: {name} must be {wanted}, not {value}")
 
 
 @dataclass(frozen=True)
@@ -31,30 +51,23 @@ class FixedLength:
 
 
 @dataclass(frozen=True)
-class ConfidenceThreshold:
+class ConfidenceThreshold(_Checked):
     """Stops at the first draft token whose confidence is below `threshold` (Kangaroo, arXiv 2404.18911, uses 0.6)."""
 
     kind: ClassVar[str] = "confidence"
     threshold: float = 0.4
 
-    def __post_init__(self) -> None:
-        if not 0 < self.threshold < 1:
-            raise UsageError(f"the confidence threshold must be between 0 and 1, not {self.threshold}")
-
 
 @dataclass(frozen=True)
-class BetaThompson:
+class BetaThompson(_Checked):
     """Beta-TS of EESD: draw theta ~ Beta(accepted, rejected) for each draft token, go on with probability theta."""
 
     kind: ClassVar[str] = "beta"
     discount: float = 0.98  # weight that older verdicts keep at each new one
 
-    def __post_init__(self) -> None:
-        _check_discount(self.discount)
-
 
 @dataclass(frozen=True)
-class CalibratedThompson:
+class CalibratedThompson(_Checked):
     """Calibration-TS of EESD: a Beta posterior for each confidence bin, whose prior mean is the confidence itself.
 
     The prior counts as `weight` verdicts: a fresh bin trusts the draft's confidence, a seen one the verdicts.
@@ -65,13 +78,9 @@ class CalibratedThompson:
     weight: float = 4.0
     discount: float = 0.98
 
-    def __post_init__(self) -> None:
-        _check_discount(self.discount)
-        _check_bins(self)
-
 
 @dataclass(frozen=True)
-class Survival:
+class Survival(_Checked):
     """Stops when the chance that all drafts of the chunk are right has fallen below `threshold`.
 
     A draft's chance is the mean of the posterior of its confidence bin (as in `CalibratedThompson`). A chunk that lives
@@ -91,17 +100,9 @@ class Survival:
     thresholds: tuple[float, ...] = ()
     copy_thresholds: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        _check_discount(self.discount)
-        if not 0 < self.threshold < 1:
-            raise UsageError(f"the survival threshold must be between 0 and 1, not {self.threshold}")
-        if not 0 < self.copy_threshold < 1:
-            raise UsageError(f"the survival threshold of copies must be between 0 and 1, not {self.copy_threshold}")
-        _check_bins(self)
-
 
 @dataclass(frozen=True)
-class Paying:
+class Paying(_Checked):
     """Stops where one draft more is expected to bring less than its time would bring at the present speed.
 
     One draft more brings the chance that all drafts of the chunk are right (as in `Survival`), times the present
@@ -114,12 +115,6 @@ class Paying:
     bins: int = 10
     weight: float = 4.0
     discount: float = 0.98
-
-    def __post_init__(self) -> None:
-        _check_discount(self.discount)
-        if not 0 < self.cost <= 10:
-            raise UsageError(f"the cost of a draft token must be above 0 and at most 10 plain tokens, not {self.cost}")
-        _check_bins(self)
 
 
 StopRule = FixedLength | ConfidenceThreshold | BetaThompson | CalibratedThompson | Survival | Paying
@@ -150,13 +145,3 @@ def describe_stop_rule(rule: StopRule) -> str:
     """The text that `parse_stop_rule` understands."""
     number = _NUMBERS.get(type(rule))
     return f"{rule.kind}={getattr(rule, number)}" if number else rule.kind
-
-
-def _check_discount(discount: float) -> None:
-    if not 0 < discount <= 1:
-        raise UsageError(f"the discount of a Thompson stop rule must be above 0 and at most 1, not {discount}")
-
-
-def _check_bins(rule: CalibratedThompson | Survival | Paying) -> None:
-    if rule.bins < 1 or rule.weight <= 0:
-        raise UsageError(f"{rule.kind} stop rule: bins {rule.bins} must be >= 1 and weight {rule.weight} above 0")

@@ -19,7 +19,7 @@ from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile
-from ..planning.split import LayerCosts, best_split, is_split
+from ..pipeline.split import best_split, is_split
 
 _REPEATS = 12
 _CONTEXT = 128  # rows before the one that is timed
@@ -91,7 +91,7 @@ class CpuSlices:
             )
 
 
-# -- how many layers each rank gets: as the user says, or as planning/split.py finds from costs measured here ----------
+# -- how many layers each rank gets: as the user says, or as pipeline/split.py finds from costs measured here ----------
 
 
 def check_sizes(sizes: Sequence[int], ranks: int, layers: int, head: HeadFile | None) -> None:
@@ -114,12 +114,16 @@ def solve(head: HeadFile | None, ranks: int, slices: CpuSlices) -> tuple[int, ..
         return exit_layer, layers - exit_layer
     if exit_layer is not None and layers - exit_layer < ranks - 1:
         raise UsageError(f"{layers - exit_layer} layers after the exit head do not go to {ranks - 1} ranks")
-    return best_split(measure(head, slices), ranks, exit_layer).sizes
+    layer, of_head, lm_head = measure(head, slices)
+    first = 1 if exit_layer is None else exit_layer
+    return best_split(
+        layers, ranks, layer=layer, head=of_head, lm_head=lm_head, first=first, fixed=exit_layer is not None
+    )
 
 
-def measure(head: HeadFile | None, slices: CpuSlices) -> LayerCosts:
-    """Seconds for one row. Every layer is taken to cost what the last one does, and an exit head what its layers and
-    its share of the LM head would."""
+def measure(head: HeadFile | None, slices: CpuSlices) -> tuple[float, float, float]:
+    """Seconds for one row of a layer, the exit head and the LM head. Every layer is taken to cost what the last one
+    does, and an exit head what its layers and its share of the LM head would."""
     config = slices.checkpoint.config
     count = config.num_hidden_layers
     middle = slices.station(count - 2, count - 1)
@@ -132,7 +136,7 @@ def measure(head: HeadFile | None, slices: CpuSlices) -> LayerCosts:
         own = sum(name.endswith("input_layernorm.weight") for name in head.tensors)
         rows = config.vocab_size if head.draft_ids is None else len(head.draft_ids)
         exit_head = own * one + lm_head * rows / config.vocab_size
-    return LayerCosts((one,) * count, exit_head, lm_head)
+    return one, exit_head, lm_head
 
 
 def _time(station: _native.Station, displace: Callable[[], object]) -> float:

@@ -15,8 +15,7 @@ from ..errors import PpsdError, UsageError
 from ..loop_backend import LoopBackend
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
-from ..models.eagle3_head import Eagle3Head
-from ..models.exit_head import ExitHead
+from ..models.exit_head import Eagle3Head, ExitHead
 from ..models.head_file import HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..pipeline.rounds import Logprob

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 from ..cpu.formats import rotary_of
 from ..models.config import LayerAttention, LlamaConfig
-from ..models.eagle3_head import Eagle3Head
-from ..models.exit_head import ExitHead
+from ..models.exit_head import Eagle3Head, ExitHead
 from ..models.head_file import DISTANCES
 from ..models.llama import FP32_CPU_ROWS, Attend, DecoderLayer, LlamaForCausalLM
 from ..models.rope import Rope
@@ -143,9 +142,7 @@ class Stack:
         """The rows x [rows, n] of these texts -> [rows, hidden]. Raises Void in front of a layer."""
         self.hold(1 + max((page for _, _, pages, _ in texts for page in pages), default=0))
         self.tapped = x.new_empty(len(x), len(self.taps), self.config.hidden_size)
-        return self._through(x, texts, cancelled)
 
-    def _through(self, x: Tensor, texts: Sequence[Where], cancelled: Cancelled) -> Tensor:
         def compute(block: Tensor, pieces: list[Piece]) -> Tensor:
             seen = [self._seen(piece) for piece in pieces]
             positions = torch.zeros(self.size, dtype=torch.int64, device=x.device)

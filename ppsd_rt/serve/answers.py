@@ -15,11 +15,11 @@ from ..pipeline.rounds import Drafted, Logprob
 from ..sampling.params import SamplingParams
 from .admission import Slots
 from .errors import ApiError, from_engine
-from .replies import FINISH, PredictionDetails, Usage
 from .service import Service
 
 Event = Committed | Drafted | Completion  # the last one, when an answer has ended by itself
 Emit = Callable[[int, Sequence[Event]], Awaitable[None]]
+FINISH = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}  # as OpenAI calls them
 ParsedRequest = tuple[Sequence[list[int]], Sequence[SamplingParams]]  # prompts, and how each is answered
 
 _UNREAD = 45.0  # seconds for which a client may read nothing
@@ -101,20 +101,20 @@ class Answers:
             for generation in self._generations:
                 generation.cancel()
 
-    def usage(self) -> Usage:
-        """Each prompt counts once, however many answers it has. While they run: so far."""
+    def usage(self) -> dict[str, Any]:
+        """As OpenAI tells it. Each prompt counts once, however many answers it has. While they run: so far."""
         completions = self.completions or [generation.completion for generation in self._generations]
         drafts = [self._service.owners.counts(completion) for completion in completions]
         tokens = sum(len(completion.ids) for completion in completions)
-        return Usage(
-            prompt_tokens=self._prompt_tokens,
-            completion_tokens=tokens,
-            total_tokens=self._prompt_tokens + tokens,
-            completion_tokens_details=PredictionDetails(
-                accepted_prediction_tokens=sum(accepted for accepted, _ in drafts),
-                rejected_prediction_tokens=sum(rejected for _, rejected in drafts),
-            ),
-        )
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self._prompt_tokens + tokens,
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(accepted for accepted, _ in drafts),
+                "rejected_prediction_tokens": sum(rejected for _, rejected in drafts),
+            },
+        }
 
     async def _prepared(self) -> None:
         self._preparing = asyncio.create_task(self._prepare())
@@ -143,8 +143,6 @@ class Answers:
                 self.echoed[same] = await self._service.prompt_logprobs(same, self._echo)
 
     async def _run_all(self, emit: Emit | None, slots: Slots) -> None:
-        if len(self._generations) == 1:
-            return await self._run_one(0, emit, slots)
         runs = [asyncio.create_task(self._run_one(i, emit, slots)) for i in range(len(self._generations))]
         try:
             await asyncio.gather(*runs)
@@ -152,7 +150,6 @@ class Answers:
             for run in runs:
                 run.cancel()
             await asyncio.wait(runs)
-        return None
 
     async def _run_one(self, index: int, emit: Emit | None, slots: Slots) -> None:
         clock, metrics = self._service.settings.clock, self._service.metrics
@@ -202,8 +199,8 @@ class Answers:
         usage, drafts = self.usage(), [completion.statistics for completion in self.completions]
         accepted = sum(s.accepted + s.copied_accepted for s in drafts)
         noted |= {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
+            "prompt_tokens": usage["prompt_tokens"],
+            "completion_tokens": usage["completion_tokens"],
             "accepted": accepted,  # of all drafts: the log is the operator's
             "rejected": sum(s.judged + s.copied_judged + s.dropped for s in drafts) - accepted,
             "finish": ",".join(completion.finish_reason for completion in self.completions),

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from .. import __version__
@@ -17,27 +18,25 @@ from ..errors import PpsdError
 from .answers import Answers, ParsedRequest
 from .chat import Chat, ChatShape, as_chat
 from .completions import CompletionShape
-from .errors import AnyErrorReply, ApiError, JsonReply, answer_bug, answer_error
-from .guard import KEY, NOTED, Guard, Observe
+from .errors import ApiError, JsonReply, answer_error
+from .guard import KEY, NOTED, Guard, Observe, StrictRoute
 from .messages import MessagesRequest, MessagesShape
 from .ollama import add_ollama
 from .page import markdown_response, page_response
-from .replies import ChatReply, CompletionReply, DetokenizeReply, Health, Model, Models, TokenizeReply
 from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, Generate, Json, TokenizeRequest
 from .responses import ResponsesRequest, ResponsesShape, Store
 from .service import Service
 from .shape import EventStream, Shape, unheld_header
-from .strict_requests import StrictRoute
 
-_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnyErrorReply}, "5XX": {"model": AnyErrorReply}}
+_ERRORS: dict[int | str, dict[str, Any]] = {kind: {"description": "an error"} for kind in ("4XX", "5XX")}
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 _STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": _EVENT}}}
 
 
 def make_app(service: Service) -> ASGIApp:
     """All of the server that is not the network."""
-    settings = service.settings
-    app: ASGIApp = Guard(make_paths(service), settings)
+    settings, paths = service.settings, make_paths(service)
+    app: ASGIApp = Guard(paths, settings)
     if settings.cors:  # before the guard: a browser asks for leave without a key
         headers = ["x-request-id", "retry-after"]
         app = CORSMiddleware(
@@ -48,7 +47,7 @@ def make_app(service: Service) -> ASGIApp:
             expose_headers=[*headers, "x-unheld"],
             max_age=600,
         )
-    return Observe(app, service)
+    return Observe(app, service, {route.path for route in paths.routes if isinstance(route, Route)})
 
 
 def make_paths(service: Service) -> FastAPI:
@@ -61,17 +60,16 @@ def make_paths(service: Service) -> FastAPI:
         responses=_ERRORS,
     )
     app.router.route_class = StrictRoute
-    for kind in (RequestValidationError, HTTPException, PpsdError):
+    for kind in (RequestValidationError, HTTPException, PpsdError, Exception):
         app.add_exception_handler(kind, answer_error)
-    app.add_exception_handler(Exception, answer_bug)
 
-    @app.post("/v1/chat/completions", responses={200: {"model": ChatReply, **_STREAM}})
+    @app.post("/v1/chat/completions", responses={200: _STREAM})
     async def chat(body: ChatRequest, request: Request) -> Response:
         service.check_model(body.model)
         chat = Chat(service, body)
         return await answer_chat(service, chat, request, ChatShape(service, chat))
 
-    @app.post("/v1/completions", responses={200: {"model": CompletionReply, **_STREAM}})
+    @app.post("/v1/completions", responses={200: _STREAM})
     async def completions(body: CompletionRequest, request: Request) -> Response:
         service.check_model(body.model)
         return await _complete(service, body, request)
@@ -108,41 +106,41 @@ def make_paths(service: Service) -> FastAPI:
     add_ollama(app, service, answer_chat)
 
     @app.get("/v1/models")
-    async def models() -> Models:
-        return Models(data=[_model(service)])
+    async def models() -> Json:
+        return {"object": "list", "data": [_model(service)]}
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Model:
+    async def model(name: str) -> Json:
         service.check_model(name)
         return _model(service)
 
-    @app.post("/tokenize", responses={200: {"model": TokenizeReply}})
+    @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
         service.check_model(body.model)
         return await _tokenize(service, body)
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> DetokenizeReply:
+    async def detokenize(body: DetokenizeRequest) -> Json:
         service.check_model(body.model)
         service.check_count(len(body.tokens))
         decode = partial(service.engine.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return DetokenizeReply(prompt=await service.aside(decode, len(body.tokens)))
+        return {"prompt": await service.aside(decode, len(body.tokens))}
 
     @app.get("/tokenizer_info")
-    async def tokenizer_info() -> dict[str, Any]:
+    async def tokenizer_info() -> Json:
         return service.tokenizer_info()
 
-    @app.get("/health", responses={503: {"model": Health}})
+    @app.get("/health")
     async def health() -> Response:
         admission = service.admission
-        said = Health(
-            status="stopping" if admission.stopping else "no engine" if admission.away else "ok",
-            model=service.engine.name,
-            waiting=admission.waiting,
-            running=admission.running,
-            acceptance_by_day=service.metrics.by_day(),
-        )
-        return JsonReply(said.model_dump(), 200 if said.status == "ok" else 503)
+        said = {
+            "status": "stopping" if admission.stopping else "no engine" if admission.away else "ok",
+            "model": service.engine.name,
+            "waiting": admission.waiting,
+            "running": admission.running,
+            "acceptance_by_day": service.metrics.by_day(),
+        }
+        return JsonReply(said, 200 if said["status"] == "ok" else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -189,9 +187,7 @@ async def _answer(
     if body.stream:
         return EventStream(answers, shape, noted)
     await answers.run(None, request.receive, noted)
-    whole, headers = shape.whole(answers), unheld_header(answers)
-    said = whole if isinstance(whole, dict) else whole.model_dump()
-    return JsonReply({**said, **shape.unheld()}, headers=headers)
+    return JsonReply({**shape.whole(), **shape.unheld()}, headers=unheld_header(answers))
 
 
 async def _tokenize(service: Service, body: TokenizeRequest) -> Response:
@@ -201,18 +197,20 @@ async def _tokenize(service: Service, body: TokenizeRequest) -> Response:
         encode = partial(service.engine.tokenizer.encode, add_special_tokens=body.add_special_tokens is not False)
         ids = await service.aside(partial(encode, body.prompt), len(body.prompt))
     else:
-        known = body.model_dump(include=set(ChatRequest.model_fields) & body.model_fields_set, exclude_none=True)
-        ids = await Chat(service, as_chat(known)).encode()
+        ids = await Chat(service, as_chat({**(body.model_extra or {}), "messages": body.messages})).encode()
 
     def said() -> Response:
         tokenizer = service.engine.tokenizer
-        strings = [tokenizer.id_to_token(id) or "" for id in ids] if body.return_token_strs else None
-        reply = TokenizeReply(count=len(ids), max_model_len=service.context, tokens=ids, token_strs=strings)
-        return Response(reply.model_dump_json(exclude_none=True), media_type="application/json")
+        reply = {"count": len(ids), "max_model_len": service.context, "tokens": ids}
+        if body.return_token_strs:
+            reply["token_strs"] = [tokenizer.id_to_token(id) or "" for id in ids]
+        return JsonReply(reply)
 
     reply: Response = await service.aside(said, len(ids))  # millions of them take seconds
     return reply
 
 
-def _model(service: Service) -> Model:
-    return Model(id=service.engine.name, created=service.created, max_model_len=service.context)
+def _model(service: Service) -> Json:
+    """max_model_len: as vLLM has it, prompt and answer together."""
+    said = {"id": service.engine.name, "object": "model", "created": service.created}
+    return {**said, "owned_by": "ppsd-rt", "max_model_len": service.context}

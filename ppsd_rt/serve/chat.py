@@ -4,25 +4,24 @@ The other protocols (responses.py, messages.py, ollama.py) make a `ChatRequest` 
 answer in their own way.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from ..chat.reader import Piece, Reader, message_of
+from ..chat.reader import Blocks, Piece, Reader, Step, message_of
 from ..chat.tools import Tools
 from ..errors import UsageError
-from ..generation import Completion
+from ..generation import Committed, Completion
 from ..pipeline.rounds import Logprob
 from ..sampling.params import SamplingParams
-from .answers import Answers
+from .answers import FINISH, Event
 from .errors import from_engine, refused
-from .logprobs import ChatLogprobs, chat_logprobs
-from .replies import FINISH, ChatChoice, ChatFinish, ChatMessage, ChatReply
 from .requests import ChatRequest
 from .service import Service
-from .shape import OpenAIShape, reported
+from .shape import LEAST_LOGPROB, OpenAIShape, Shape
 
 
 class Chat:
@@ -80,67 +79,80 @@ def whole_text(completion: Completion, request: Any) -> str:
 
 
 class ChatShape(OpenAIShape):
-    prefix, object = "chatcmpl", "chat.completion.chunk"
+    prefix, object, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, service: Service, chat: Chat) -> None:
         super().__init__(service, chat.request)
         self._chat, self._by_functions = chat, bool(chat.request.functions)
-        self._readers: dict[int, Reader] = {}
+        self._readers = defaultdict[int, Reader](chat.reader)  # of each answer
 
-    def whole(self, answers: Answers) -> ChatReply:
-        choices = [self._choice(index, completion) for index, completion in enumerate(answers.completions)]
-        return ChatReply(id=self.id, created=self._created, model=self._model, choices=choices, usage=answers.usage())
+    def choice(self, index: int, completion: Completion) -> tuple[dict[str, Any], str]:
+        message = message_of(self._chat.read(completion)) | {"refusal": None}
+        calls = message.get("tool_calls", ())
+        if calls and self._by_functions:
+            message["function_call"] = message.pop("tool_calls")[0]["function"]
+        return {"message": message}, self._finish(completion, len(calls))
 
-    def _choice(self, index: int, completion: Completion) -> ChatChoice:
-        message = ChatMessage(**message_of(self._chat.read(completion)))
-        finish = self._finish(completion, len(message.tool_calls or ()))
-        if message.tool_calls and self._by_functions:
-            message.function_call, message.tool_calls = message.tool_calls[0].function, None
-        logprobs = self.logprobs(index, reported(completion)) if completion.logprobs else None
-        return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=finish, seed=completion.seed)
-
-    def _finish(self, completion: Completion, calls: int) -> ChatFinish:
+    def _finish(self, completion: Completion, calls: int) -> str:
         finish = FINISH[completion.finish_reason]
         if not calls or finish != "stop":
             return finish
         return "function_call" if self._by_functions else "tool_calls"
 
     def part(self, index: int, text: str, first: bool) -> dict[str, Any]:
-        return self._delta(index, self._reader(index).push(text), {"role": "assistant", "content": ""} if first else {})
+        begun = {"role": "assistant", "content": ""} if first else {}
+        return self._delta(index, self._readers[index].push(text), begun)
 
     def last(self, index: int, completion: Completion, first: bool) -> tuple[dict[str, Any], str]:
-        reader = self._reader(index)
+        reader = self._readers[index]
         extra = reader.push(completion.stop or "") if self._request.include_stop_str_in_output else []
         part = self._delta(index, [*extra, *reader.end()], {"role": "assistant"} if first else {})
         return part, self._finish(completion, reader.calls)
 
     def _delta(self, index: int, pieces: Sequence[Piece], delta: dict[str, Any]) -> dict[str, Any]:
-        calls: dict[int, dict[str, Any]] = {}
-        number = self._reader(index).calls - sum(piece.kind == "call" for piece in pieces)
-        for piece in pieces:
-            if piece.kind == "call":
-                function = {"name": piece.text, "arguments": ""}
-                calls[number] = {"index": number, "id": piece.id, "type": "function", "function": function}
-                number += 1
-            elif piece.kind == "arguments":
-                call = calls.setdefault(number - 1, {"index": number - 1, "function": {"arguments": ""}})
-                call["function"]["arguments"] += piece.text
-            else:
-                key = "content" if piece.kind == "said" else "reasoning_content"
-                delta[key] = delta.get(key, "") + piece.text
+        said = message_of(pieces)
+        delta |= {name: said[name] for name in ("reasoning_content", "content") if said.get(name)}
+        calls = said.get("tool_calls", [])
         if calls and self._by_functions:  # one at most
             delta["function_call"] = calls[0]["function"]
         elif calls:
-            delta["tool_calls"] = list(calls.values())
+            first = self._readers[index].calls - len(calls)
+            delta["tool_calls"] = [{"index": first + number, **call} for number, call in enumerate(calls)]
         return {"delta": delta}
 
-    def _reader(self, index: int) -> Reader:
-        if index not in self._readers:
-            self._readers[index] = self._chat.reader()
-        return self._readers[index]
+    def logprobs(self, index: int, chosen: Sequence[tuple[int, Logprob]]) -> dict[str, Any]:
+        def one(id: int, logprob: float) -> dict[str, Any]:
+            found = self._tokenizer.token_bytes(id)  # perhaps a part of a character, which becomes U+FFFD
+            token = found.decode("utf-8", "replace")
+            return {"token": token, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(found)}
 
-    def logprobs(self, index: int, chosen: Sequence[tuple[int, Logprob]]) -> ChatLogprobs:
-        return chat_logprobs(self._tokenizer, chosen)
+        told = [{**one(id, said.logprob), "top_logprobs": [one(*top) for top in said.top]} for id, said in chosen]
+        return {"content": told, "refusal": None}
+
+
+class OneAnswerShape(Shape):
+    """What protocols share that have one answer to a request. completion: once it has ended."""
+
+    completion: Completion
+
+    def __init__(self, service: Service, chat: Chat) -> None:
+        self._model, self._chat, self._blocks = service.engine.name, chat, Blocks()
+        self._reader: Reader | None = None
+
+    def read(self, events: Sequence[Event]) -> Iterator[Step]:
+        """What a stream's events say."""
+        self._reader = reader = self._reader or self._chat.reader()
+        for event in events:
+            if isinstance(event, Committed):
+                yield from self._blocks.add(reader.push("".join(token.text for token in event.tokens)))
+            elif isinstance(event, Completion):
+                self.completion = event
+                yield from self._blocks.add(reader.end(), last=True)
+
+    def read_whole(self) -> Iterator[Step]:
+        """The same of an answer that has not been streamed."""
+        (self.completion,) = self.answers.completions
+        return self._blocks.add(self._chat.read(self.completion), last=True)
 
 
 def as_chat(body: dict[str, Any]) -> ChatRequest:

@@ -1,11 +1,10 @@
-"""Errors in the form that OpenAI's clients expect: {"error": {"message", "type", "param", "code"}}."""
+"""Errors of a request, and the forms in which clients expect them; every reply as strict JSON."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,23 +16,6 @@ from ..strict_json import written
 _LONGEST = 1000  # characters of a message
 _MOST_ERRORS = 100  # of a request that are looked at
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
-
-
-class ErrorBody(BaseModel):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorReply(BaseModel):
-    error: ErrorBody
-
-
-class AnyErrorReply(BaseModel):
-    """Ollama's clients get a text."""
-
-    error: ErrorBody | str
 
 
 class JsonReply(JSONResponse):
@@ -57,15 +39,14 @@ class ApiError(HTTPException):
         super().__init__(status, shortened(printable(message), _LONGEST), dict(headers or {}))
         self.code, self.param = code, param
 
-    def reply(self) -> ErrorReply:
+    def reply(self, path: str = "") -> dict[str, Any]:
+        """In the form that the clients of this path expect: Anthropic's, Ollama's, or else OpenAI's."""
         kind = _TYPES.get(self.status_code, "server_error" if self.status_code >= 500 else "invalid_request_error")
-        return ErrorReply(error=ErrorBody(message=self.detail, type=kind, param=self.param, code=self.code))
-
-    def reply_at(self, path: str) -> dict[str, Any]:
-        """In the form that the clients of this path expect."""
         if path.startswith("/v1/messages"):
-            return {"type": "error", "error": {"type": self.reply().error.type, "message": self.detail}}
-        return {"error": self.detail} if path.startswith("/api/") else self.reply().model_dump()
+            return {"type": "error", "error": {"type": kind, "message": self.detail}}
+        if path.startswith("/api/"):
+            return {"error": self.detail}
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
 
 def refused(name: str, why: str) -> ApiError:
@@ -85,21 +66,19 @@ def from_engine(error: PpsdError, fields: Mapping[str, str] | None = None) -> Ap
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """The handler of every error of a request but bugs."""
-    if isinstance(error, RequestValidationError):
-        error = _from_validation(error)
-    elif isinstance(error, PpsdError):
-        error = from_engine(error)
-    elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
-        error = _from_framework(request, error)
-    assert isinstance(error, ApiError)
-    return JsonReply(error.reply_at(request.scope["path"]), error.status_code, error.headers)
-
-
-async def answer_bug(request: Request, error: Exception) -> Response:
-    """The traceback goes to the log, and not to the client."""
-    bug = ApiError(500, "the server has failed; its log says more", "internal_error")
-    return JsonReply(bug.reply().model_dump(), 500)
+    """The handler of every error of a request. The traceback of a bug goes to the log, and not to the client."""
+    match error:
+        case ApiError():
+            known = error
+        case RequestValidationError():
+            known = _from_validation(error)
+        case PpsdError():
+            known = from_engine(error)
+        case HTTPException():
+            known = _from_framework(request, error)
+        case _:
+            known = ApiError(500, "the server has failed; its log says more", "internal_error")
+    return JsonReply(known.reply(request.scope["path"]), known.status_code, known.headers)
 
 
 def _from_framework(request: Request, error: HTTPException) -> ApiError:

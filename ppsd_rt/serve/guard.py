@@ -1,15 +1,21 @@
-"""Around every request: its id, its line in the log, its share of the metrics; its key and host; a small body."""
+"""Around every request: its id, its log and metrics; its key and host; a small body of strict JSON."""
 
 import asyncio
 import hmac
+import json
+from collections.abc import Callable, Coroutine, Set
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from fastapi.routing import APIRoute
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..printable import printable
+from ..strict_json import fault
 from .errors import ApiError, answer_error
 from .service import Service
 from .settings import Settings
@@ -122,14 +128,13 @@ class _Body:
 
 
 NOTED = "ppsd.noted"  # key of the scope: what the log says of the request besides
-_PATHS = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health", "/metrics", "/"}
 _PROBED = {"/health", "/metrics"}  # their lines would fill the log
-_PATHS |= {"/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/detokenize"}
 
 
 class Observe:
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, app: ASGIApp, service: Service, paths: Set[str]) -> None:
+        """paths: that metrics and log name; all others are one."""
+        self._app, self._service, self._paths = app, service, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -148,8 +153,33 @@ class Observe:
         try:
             await self._app(scope, receive, heard)
         finally:
-            path, seconds = scope["path"] if scope["path"] in _PATHS else "other", clock() - begin
+            path, seconds = scope["path"] if scope["path"] in self._paths else "other", clock() - begin
             self._service.metrics.request(path, status, seconds)
             said = {"id": id, "method": scope["method"], "path": path, "status": status, "seconds": round(seconds, 4)}
             if path not in _PROBED or status != 200:
                 self._service.settings.log("request", **said, **noted)
+
+
+class StrictRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handle(_Request(request.scope, request.receive))
+
+        return strict
+
+
+class _Request(Request):
+    async def json(self) -> Any:
+        """JSONDecodeError for what is no JSON at all; ApiError, which names the field, for what is not strict."""
+        try:
+            value = json.loads(await self.body())
+        except json.JSONDecodeError:
+            raise
+        except (ValueError, RecursionError) as error:  # not UTF-8; numbers of thousands of digits; too deep to be read
+            raise ApiError(400, f"the body is not JSON: {error}", "invalid_value") from None
+        if (found := fault(value)) is not None:
+            place, why = printable(found[0]), found[1]
+            raise ApiError(400, f"Invalid value for '{place}': it {why}", "invalid_value", place)
+        return value

@@ -7,12 +7,10 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from ..chat.reader import Block, Blocks
-from .answers import Answers, Event
-from .chat import Chat
+from ..chat.reader import Block
+from .answers import FINISH, Event
+from .chat import Chat, OneAnswerShape
 from .errors import ApiError, refused
-from .one_answer import OneAnswerShape
-from .replies import FINISH
 from .requests import Json, Lenient, Limit, Numbers, Text
 from .service import Service
 from .shape import event_line
@@ -104,28 +102,26 @@ def _text(content: Any, where: str) -> str:
 class MessagesShape(OneAnswerShape):
     def __init__(self, service: Service, chat: Chat) -> None:
         super().__init__(service, chat)
-        self.id, self._blocks = f"msg_{uuid4().hex}", Blocks()
+        self.id = f"msg_{uuid4().hex}"
 
-    def whole(self, answers: Answers) -> Json:
-        for _ in self._blocks.add(*self.read_whole(answers.completions[0])):
-            pass
-        content = [_content(block) for block in self._blocks.all]
-        return self._message(content, **self._stop(), usage=_usage(answers))
+    def whole(self) -> Json:
+        content = [_content(block) for what, block, _ in self.read_whole() if what == "end"]
+        return self._message(content, **self._stop())
 
     def lines(self, index: int, events: Sequence[Event]) -> str:
         made: list[Json] = []
         if self._reader is None:
-            begun = self._message([], stop_reason=None, stop_sequence=None, usage=_usage(self.answers))
+            begun = self._message([], stop_reason=None, stop_sequence=None)
             made.append({"type": "message_start", "message": begun})
-        made += [_event(*step) for step in self._blocks.add(*self.read(events))]
+        made += [_event(*step) for step in self.read(events)]
         return "".join(map(event_line, made))
 
-    def end(self, answers: Answers) -> str:
-        delta = {"type": "message_delta", "delta": self._stop(), "usage": _usage(answers)}
+    def end(self) -> str:
+        delta = {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
         return event_line(delta) + event_line({"type": "message_stop"})
 
     def error(self, error: ApiError) -> str:
-        return event_line(error.reply_at("/v1/messages"))
+        return event_line(error.reply("/v1/messages"))
 
     def _stop(self) -> Json:
         calls = any(block.kind == "call" for block in self._blocks.all)
@@ -138,12 +134,11 @@ class MessagesShape(OneAnswerShape):
 
     def _message(self, content: list[Json], **fields: Any) -> Json:
         head = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
-        return {**head, "content": content, **fields}
+        return {**head, "content": content, **fields, "usage": self._usage()}
 
-
-def _usage(answers: Answers) -> Json:
-    usage = answers.usage()
-    return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
+    def _usage(self) -> Json:
+        usage = self.answers.usage()
+        return {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
 
 
 def _content(block: Block) -> Json:

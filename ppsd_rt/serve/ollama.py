@@ -12,13 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .. import __version__
-from ..chat.reader import Piece, message_of
+from ..chat.reader import Block, Piece, message_of
 from ..strict_json import written
-from .answers import Answers, Event
-from .chat import Chat, as_chat
+from .answers import FINISH, Event
+from .chat import Chat, OneAnswerShape, as_chat
 from .errors import ApiError, JsonReply, refused
-from .one_answer import OneAnswerShape
-from .replies import FINISH
 from .requests import Json, Lenient
 from .service import Service
 
@@ -83,25 +81,23 @@ class OllamaShape(OneAnswerShape):
     def __init__(self, service: Service, chat: Chat, generates: bool) -> None:
         super().__init__(service, chat)
         self._clock, self._begun = service.settings.clock, service.settings.clock()
-        self._generates, self._calls = generates, list[Piece]()
+        self._generates = generates
 
-    def whole(self, answers: Answers) -> Json:
-        pieces, _ = self.read_whole(answers.completions[0])
-        return self._line(pieces, answers)
+    def whole(self) -> Json:
+        return self._line([block for what, block, _ in self.read_whole() if what == "end"], done=True)
 
     def lines(self, index: int, events: Sequence[Event]) -> str:
-        pieces, _ = self.read(events)
-        self._calls += [piece for piece in pieces if piece.kind in ("call", "arguments")]  # go out whole, at the end
-        said = [piece for piece in pieces if piece.kind in ("said", "thought")]
-        return _dump(self._line(said, None)) if said else ""
+        said = [Piece(block.kind, text) for _, block, text in self.read(events) if text and block.kind != "call"]
+        return _dump(self._line(said)) if said else ""
 
-    def end(self, answers: Answers) -> str:
-        return _dump({**self._line(self._calls, answers), **self.unheld()})
+    def end(self) -> str:
+        calls = [block for block in self._blocks.all if block.kind == "call"]
+        return _dump({**self._line(calls, done=True), **self.unheld()})
 
     def error(self, error: ApiError) -> str:
-        return _dump({"error": error.detail})
+        return _dump(error.reply("/api/"))
 
-    def _line(self, pieces: Sequence[Piece], ended: Answers | None) -> Json:
+    def _line(self, pieces: Sequence[Piece | Block], done: bool = False) -> Json:
         message = message_of(pieces)
         said: Json = {"thinking": message["reasoning_content"]} if "reasoning_content" in message else {}
         if self._generates:
@@ -113,14 +109,14 @@ class OllamaShape(OneAnswerShape):
             ]
             said = {"role": "assistant", "content": message["content"] or "", **said}
             said = {"message": {**said, **({"tool_calls": calls} if calls else {})}}
-        line = {**_head(self._model), **said, "done": ended is not None}
-        if ended is None:
+        line = {**_head(self._model), **said, "done": done}
+        if not done:
             return line
-        usage, spent = ended.usage(), self.completion.statistics
+        usage, spent = self.answers.usage(), self.completion.statistics
         seconds = {"total": self._clock() - self._begun, "load": 0, "prompt_eval": spent.ttft_seconds}
         seconds["eval"] = spent.seconds - spent.ttft_seconds
         durations = {f"{name}_duration": int(one * 1e9) for name, one in seconds.items()}
-        counts = {"prompt_eval_count": usage.prompt_tokens, "eval_count": usage.completion_tokens}
+        counts = {"prompt_eval_count": usage["prompt_tokens"], "eval_count": usage["completion_tokens"]}
         return {**line, "done_reason": FINISH[self.completion.finish_reason], **counts, **durations}
 
 

@@ -70,6 +70,8 @@ _ALIASES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens", "
 # What asks for nothing: any other value of these fields changes the answer, and is not done here.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": ([],),
+    "audio": (),
+    "background": (False,),
     "bad_words": ([],),
     "chat_template": ("",),
     "container": ("",),
@@ -312,16 +314,12 @@ class ChatRequest(Generate):
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
-    functions: Annotated[list[Function], Field(fail_fast=True)] | None = (
-        None  # what tools were called before there were tools
-    )
+    functions: Annotated[list[Function], Field(fail_fast=True)] | None = None  # what tools were called once
     function_call: str | Json | None = None
     # ours
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Json | None = None
-    # refused
-    audio: Any = None
 
     @model_validator(mode="after")
     def _functions_as_tools(self) -> Self:
@@ -362,8 +360,6 @@ class ChatRequest(Generate):
                 raise ApiError(400, f"Missing required parameter: '{where}'", "missing_required_parameter", where)
         if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs", "it goes with logprobs: true")
-        if self.audio is not None:
-            raise refused("audio", "this server answers with text only")
 
 
 class CompletionRequest(Generate):
@@ -375,8 +371,6 @@ class CompletionRequest(Generate):
     )
     logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
-    # refused
-    suffix: str | None = None
     best_of: Annotated[Whole, within("best_of")] | None = None
 
     @property
@@ -400,24 +394,18 @@ class CompletionRequest(Generate):
 
     def refuse(self) -> None:
         super().refuse()
-        if self.suffix:
-            raise refused("suffix", "this server only continues a text")
         if self.best_of not in (None, 0, 1, self.n):
             raise refused("best_of", "every answer is returned: leave it out, or give what n is")
 
 
 class TokenizeRequest(Lenient):
-    """A text or messages, as vLLM's /tokenize takes them."""
+    """A text or messages, as vLLM's /tokenize takes them; beside messages what else a chat has."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    messages: Annotated[list[Json], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: Json | None = None
 
 
 class DetokenizeRequest(Lenient):

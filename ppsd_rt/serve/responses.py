@@ -7,13 +7,11 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from ..chat.reader import Block, Blocks
-from .answers import Answers, Event
-from .chat import Chat
+from ..chat.reader import Block
+from .answers import FINISH, Event
+from .chat import Chat, OneAnswerShape
 from .errors import ApiError, refused
-from .one_answer import OneAnswerShape
-from .replies import FINISH, Usage
-from .requests import Json, Limit, Numbers, Whole, within
+from .requests import Json, Limit, Numbers
 from .service import Service
 from .shape import event_line
 
@@ -30,22 +28,16 @@ class ResponsesRequest(Numbers):
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Limit | None = None
-    top_logprobs: Annotated[Whole, within("logprobs")] | None = None
     text: Json | None = None
     reasoning: Json | None = None
     stream: bool | None = None
     store: bool | None = None
     metadata: Json | None = None
-    background: bool | None = None
     include: list[str] | None = None
 
     def refuse(self) -> None:
         if "message.output_text.logprobs" in (self.include or ()):
             raise refused("include", "ask /v1/chat/completions for log-probabilities")
-        if self.background:
-            raise refused("background", "this server answers at once")
-        if self.top_logprobs:
-            raise refused("top_logprobs", "ask /v1/chat/completions for log-probabilities")
 
     def chat(self, before: list[Json]) -> Json:
         """A body for /v1/chat/completions. before: messages of the responses that this one follows."""
@@ -129,23 +121,23 @@ class ResponsesShape(OneAnswerShape):
         super().__init__(service, chat)
         self.id, self._created = f"resp_{uuid4().hex}", int(service.settings.now())
         self._request, self._store, self._sampling = request, store, {"top_p": 1.0} | service.sampling
-        self._blocks, self._items, self._number = Blocks(), list[Json](), 0
+        self._items, self._number = list[Json](), 0
 
-    def whole(self, answers: Answers) -> Json:
-        for step in self._blocks.add(*self.read_whole(answers.completions[0])):
+    def whole(self) -> Json:
+        for step in self.read_whole():
             self._events(*step)
-        return self._ended(answers.usage())
+        return self._ended()
 
     def lines(self, index: int, events: Sequence[Event]) -> str:
         made: list[Json] = []
         if self._reader is None:
             made += [self._event(f"response.{name}", response=self._reply()) for name in ("created", "in_progress")]
-        for step in self._blocks.add(*self.read(events)):
+        for step in self.read(events):
             made += self._events(*step)
         return "".join(map(event_line, made))
 
-    def end(self, answers: Answers) -> str:
-        reply = {**self._ended(answers.usage()), **self.unheld()}
+    def end(self) -> str:
+        reply = {**self._ended(), **self.unheld()}
         return event_line(self._event(f"response.{reply['status']}", response=reply))
 
     def error(self, error: ApiError) -> str:
@@ -177,14 +169,14 @@ class ResponsesShape(OneAnswerShape):
         self._number += 1
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
-    def _ended(self, usage: Usage) -> Json:
-        whole = FINISH[self.completion.finish_reason] != "length"
+    def _ended(self) -> Json:
+        usage, whole = self.answers.usage(), FINISH[self.completion.finish_reason] != "length"
         used = {
-            "input_tokens": usage.prompt_tokens,
+            "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": usage.completion_tokens,
+            "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage.total_tokens,
+            "total_tokens": usage["total_tokens"],
         }
         reply = self._reply(
             status="completed" if whole else "incomplete",

@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
-from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,6 +19,8 @@ from .answers import Answers, Event
 from .errors import ApiError
 from .requests import Generate
 from .service import Service
+
+LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 
 
 class Shape(ABC):
@@ -33,7 +34,7 @@ class Shape(ABC):
         return {"unheld": self.answers.unheld} if self.answers.unheld else {}
 
     @abstractmethod
-    def whole(self, answers: Answers) -> BaseModel | dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         """At the end."""
 
     @abstractmethod
@@ -41,7 +42,7 @@ class Shape(ABC):
         """What a stream has for events of answer `index`: rounds that have come together have one chunk together."""
 
     @abstractmethod
-    def end(self, answers: Answers) -> str:
+    def end(self) -> str:
         """After all answers."""
 
     @abstractmethod
@@ -52,6 +53,7 @@ class Shape(ABC):
 class OpenAIShape(Shape):
     prefix: str
     object: str
+    chunk: str  # what a part of a stream is called, which is an object, too
 
     def __init__(self, service: Service, request: Generate) -> None:
         self.id, self._created = f"{self.prefix}-{uuid4().hex}", int(service.settings.now())
@@ -59,6 +61,10 @@ class OpenAIShape(Shape):
         self._request, self._with_tokens = request, bool(request.return_tokens)
         self._begun: set[int] = set()  # answers of which a chunk has been sent
         self._told = False  # has the first chunk been sent?
+
+    @abstractmethod
+    def choice(self, index: int, completion: Completion) -> tuple[dict[str, Any], str]:
+        """What a whole reply has of an answer, and why it ended."""
 
     @abstractmethod
     def part(self, index: int, text: str, first: bool) -> dict[str, Any]:
@@ -69,18 +75,30 @@ class OpenAIShape(Shape):
         """What the last chunk of an answer has, and why it ended."""
 
     @abstractmethod
-    def logprobs(self, index: int, chosen: Sequence[tuple[int, Logprob]]) -> BaseModel:
+    def logprobs(self, index: int, chosen: Sequence[tuple[int, Logprob]]) -> dict[str, Any]:
         """What is reported of tokens of answer `index`, those of earlier chunks not among them."""
+
+    def usage(self) -> dict[str, Any]:
+        return self.answers.usage()
+
+    def whole(self) -> dict[str, Any]:
+        choices = []
+        for index, completion in enumerate(self.answers.completions):
+            said, finish = self.choice(index, completion)
+            chosen = list(zip(completion.ids, completion.logprobs, strict=True)) if completion.logprobs else None
+            said["logprobs"] = chosen and self.logprobs(index, chosen)
+            choices.append({"index": index, **said, "finish_reason": finish, "seed": completion.seed})
+        return {**self._head(self.object), "choices": choices, "usage": self.usage()}
 
     def lines(self, index: int, events: Sequence[Event]) -> str:
         return "".join(map(data, self.chunks(index, events)))
 
-    def end(self, answers: Answers) -> str:
-        usage = data({**self._head(), "choices": [], "usage": answers.usage().model_dump()})
+    def end(self) -> str:
+        usage = data({**self._head(self.chunk), "choices": [], "usage": self.usage()})
         return f"{usage if self._request.with_usage else ''}data: [DONE]\n\n"
 
     def error(self, error: ApiError) -> str:
-        return f"{data(error.reply().model_dump())}data: [DONE]\n\n"
+        return f"{data(error.reply())}data: [DONE]\n\n"
 
     def chunks(self, index: int, events: Sequence[Event]) -> Iterator[dict[str, Any]]:
         for kind, run in groupby(events, type):
@@ -109,14 +127,14 @@ class OpenAIShape(Shape):
         if not (first or chosen or self._with_tokens or any(part.values())):
             return None
         if chosen:
-            part["logprobs"] = self.logprobs(index, chosen).model_dump()
+            part["logprobs"] = self.logprobs(index, chosen)
         if self._with_tokens:
             part["tokens"] = [_token(token) for token in tokens]
         return part
 
     def _chunk(self, index: int, part: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "logprobs": None, **part, "finish_reason": finish}
-        return {**self._head(), **self._first(), "choices": [choice], **self._usage_so_far()}
+        return {**self._head(self.chunk), **self._first(), "choices": [choice], **self._usage_so_far()}
 
     def _first(self) -> dict[str, Any]:
         """What only the first chunk of a stream has."""
@@ -125,15 +143,11 @@ class OpenAIShape(Shape):
 
     def _usage_so_far(self) -> dict[str, Any]:
         if self._request.with_every_usage:
-            return {"usage": self.answers.usage().model_dump()}
+            return {"usage": self.usage()}
         return {"usage": None} if self._request.with_usage else {}
 
-    def _head(self) -> dict[str, Any]:
-        return {"id": self.id, "object": self.object, "created": self._created, "model": self._model}
-
-
-def reported(completion: Completion) -> list[tuple[int, Logprob]]:
-    return list(zip(completion.ids, completion.logprobs, strict=True))
+    def _head(self, object: str) -> dict[str, Any]:
+        return {"id": self.id, "object": object, "created": self._created, "model": self._model}
 
 
 def data(value: dict[str, Any]) -> str:
@@ -153,7 +167,7 @@ def _text(tokenizer: Tokenizer, id: int) -> str:
     return tokenizer.decode([id]).rstrip("\N{REPLACEMENT CHARACTER}")
 
 
-_MOST_PLACES, _LONGEST_HEADER = 20, 2000
+_LONGEST_HEADER = 2000
 
 
 class EventStream(Response):
@@ -190,11 +204,11 @@ class EventStream(Response):
             last = self._shape.error(error)
             self._noted["error"] = error.detail
         else:
-            last = self._shape.end(self._answers)
+            last = self._shape.end()
         await write(last, more=False)
 
 
 def unheld_header(answers: Answers) -> dict[str, str]:
     """The places in the answer's schema at which something is not held; as far as they fit into a header."""
-    places = [quote(one["place"], safe="/") for one in answers.unheld[:_MOST_PLACES]]
+    places = [quote(one["place"], safe="/") for one in answers.unheld]
     return {"x-unheld": ", ".join(places)[:_LONGEST_HEADER]} if places else {}

@@ -23,13 +23,13 @@ from ppsd_rt.cli.common import as_chat, load_engine, load_one_process, print_jso
 from ppsd_rt.cli.notes import complain, note
 from ppsd_rt.cli.options import model_options
 from ppsd_rt.cli.progress import progress_bar
-from ppsd_rt.cli.values import group, named, whole
+from ppsd_rt.cli.values import group, named, positive, whole
 from ppsd_rt.cpu.answers import MOST_ANSWERS
 from ppsd_rt.cpu.backend import CpuBackend
 from ppsd_rt.cpu.formats import KV_FORMATS, kv_format
 from ppsd_rt.cpu.machine import cpu_name
 from ppsd_rt.engine import Engine
-from ppsd_rt.errors import PpsdError, UsageError
+from ppsd_rt.errors import UsageError
 from ppsd_rt.extras import is_there
 from ppsd_rt.models.head_file import EAGLE3
 
@@ -37,7 +37,6 @@ from . import draw
 from .draw import Case, Material, draw_case
 from .run import Outcome, Pair, load_pair, run_case
 
-NOTES = 50  # of a campaign, where no progress bar can be shown
 _FORMATS = {"int8": 10.0, "int4": 10.0, "bfloat16": 2.0, "float32": 1.5}
 _THREADS = {1: 2.0, 2: 7.0, 3: 1.0}
 _STAGES = {1: 2.0, 2: 1.0, 3: 1.0}
@@ -51,47 +50,20 @@ def build_id() -> str:
 
 
 class State:
-    """Opened with what the campaign is; UsageError where the file holds another campaign, PpsdError where it cannot be
-    read or written. What a killed process has left half written is dropped.
-    """
+    """The outcomes in a file, a line each. What a killed process has left half written is dropped."""
 
-    def __init__(self, path: Path, campaign: dict[str, Any]) -> None:
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]
+        path.write_text("".join(whole), encoding="utf-8")
         self._path = path
-        self.outcomes: dict[int, Outcome] = {}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-            whole = [line for line in lines if line.endswith("\n")]
-            if whole:
-                self._read(whole, campaign)
-            kept = "".join(whole) or json.dumps(campaign) + "\n"
-            if kept != "".join(lines):
-                path.write_text(kept, encoding="utf-8")
-        except OSError as error:
-            raise PpsdError(f"cannot keep the campaign's state in {path}: {error.strerror}") from None
-
-    def _read(self, lines: list[str], campaign: dict[str, Any]) -> None:
-        try:
-            found, *cases = map(json.loads, lines)
-            outcomes = [Outcome(**case) for case in cases]
-            other = {key for key in {*campaign, *found} if campaign.get(key) != found.get(key)}
-        except (ValueError, TypeError, KeyError) as error:
-            raise UsageError(f"{self._path} does not hold a campaign's state ({error}); name another --state") from None
-        if other:
-            key = min(other)
-            raise UsageError(
-                f"{self._path} holds another campaign ({key} {found.get(key)}, not {campaign.get(key)}); name another "
-                "--state or remove it"
-            )
-        self.outcomes = {outcome.case: outcome for outcome in outcomes}
+        self.outcomes = {found["case"]: Outcome(**found) for found in map(json.loads, whole)}
 
     def add(self, outcome: Outcome) -> None:
         self.outcomes[outcome.case] = outcome
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(outcome)) + "\n")
-        except OSError as error:
-            raise PpsdError(f"cannot keep the campaign's state in {self._path}: {error.strerror}") from None
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(outcome)) + "\n")
 
     @property
     def tokens(self) -> int:
@@ -120,7 +92,7 @@ class State:
             "plain_tokens": sum(outcome.plain_tokens for outcome in outcomes),
             "seconds": sum(outcome.seconds for outcome in outcomes),
             "by": {
-                dimension: {value: dict(zip(names, by[dimension][value], strict=True)) for value in _ordered(values)}
+                dimension: {value: dict(zip(names, sums, strict=True)) for value, sums in sorted(values.items())}
                 for dimension, values in by.items()
             },
             "passes": dict(sorted(passes.items(), key=lambda item: tuple(map(int, item[0].split("/"))))),
@@ -128,18 +100,9 @@ class State:
         }
 
 
-def _ordered(values: dict[str, list[int]]) -> list[str]:
-    """By the number that they begin with, or by the alphabet."""
-
-    def place(value: str) -> tuple[int, str]:
-        number = value.split()[0]
-        return (int(number), value) if number.isdecimal() else (-1, value)
-
-    return sorted(values, key=place)
-
-
 def run_campaign(args: argparse.Namespace) -> int:
-    _check(args)
+    if args.tokens is None and args.case is None:
+        raise UsageError("give --tokens N, or --case K to see one again")
     engine = load_engine(args)
     own = args.engine is None and isinstance(engine.backend, CpuBackend)  # every case has its own engines
     material = _material(args, engine, own)
@@ -160,7 +123,9 @@ def run_campaign(args: argparse.Namespace) -> int:
         "stages": args.stages,
     }
     del engine  # its memory is for those of the cases
-    state = State(_state_path(args, campaign), campaign)
+    # The name has all that the campaign is, so that another build begins its own.
+    digest = hashlib.sha256(json.dumps(campaign).encode()).hexdigest()[:8]
+    state = State(Path(f"build/campaign/seed-{args.seed}-{digest}.jsonl"))
     whole = True
     with progress_bar("checking") as advance:
         try:
@@ -171,14 +136,6 @@ def run_campaign(args: argparse.Namespace) -> int:
             whole = False
     status = _report(args, campaign, state, whole)
     return status if whole else interrupted()
-
-
-def _check(args: argparse.Namespace) -> None:
-    for name, least in (("tokens", 1), ("case", 0), ("seed", 0)):
-        if (value := getattr(args, name)) is not None and value < least:
-            raise UsageError(f"--{name} must be at least {least}, not {value}")
-    if args.tokens is None and args.case is None:
-        raise UsageError("give --tokens N, or --case K to see one again")
 
 
 def _layers(engine: Engine) -> dict[str, Any]:
@@ -216,12 +173,6 @@ def _material(args: argparse.Namespace, engine: Engine, own: bool) -> Material:
     )
 
 
-def _state_path(args: argparse.Namespace, campaign: dict[str, Any]) -> Path:
-    """The name has all that the campaign is, so that another build begins its own."""
-    digest = hashlib.sha256(json.dumps(campaign).encode()).hexdigest()[:8]
-    return Path(args.state or f"build/campaign/seed-{args.seed}-{digest}.jsonl")
-
-
 def _go_on(
     args: argparse.Namespace, material: Material, given: Pair | None, state: State, advance: Callable[[int, int], None]
 ) -> None:
@@ -229,16 +180,8 @@ def _go_on(
         note(f"going on after case {state.next - 1}: {state.tokens:,} of {args.tokens:,} tokens")
     advance(state.tokens, args.tokens)
     while state.tokens < args.tokens:
-        before = state.tokens
-        case = draw_case(material, args.seed, state.next)
-        state.add(_run(args, case, given))
+        state.add(_run(args, draw_case(material, args.seed, state.next), given))
         advance(state.tokens, args.tokens)
-        if state.tokens * NOTES // args.tokens > before * NOTES // args.tokens:
-            total = state.total()
-            note(
-                f"{state.tokens:,} of {args.tokens:,} tokens, {total['cases']} cases, {len(total['differences'])} "
-                f"differences, {state.tokens / total['seconds']:.0f} tokens/s"
-            )
 
 
 def _run(args: argparse.Namespace, case: Case, given: Pair | None) -> Outcome:
@@ -281,9 +224,8 @@ def _verdict(answers: int, tokens: int, differences: int) -> str:
 
 def campaign_options(parser: argparse.ArgumentParser) -> None:
     add = group(parser, "what to check; given options of the machine stay as given")
-    add("--tokens N", "until N tokens have been compared", whole)
+    add("--tokens N", "until N tokens have been compared", positive)
     add("--seed S", "same seed, same cases [0]", whole, default=0)
-    add("--state FILE", "what has been done, to go on [in build/campaign]", named)
     add("--case K", "only case K, to see again what differed in it", whole)
     add("--prompts FILE", "as for generating [the 34 development prompts]", named)
     add("--raw", "do not apply the chat template")

@@ -125,14 +125,14 @@ def test_many_at_once_with_little_memory(check, monkeypatch):
 
 
 def test_it_finds_nothing_and_goes_on_where_it_stopped(check, interrupt, tmp_path):
-    file = tmp_path / "state.jsonl"
-    args = ("--seed", 3, "--state", file, "--json")
+    args = ("--seed", 3, "--json")
     interrupt(Engine, "generate", after=150)
     status, out, err = check("--tokens", 10**9, *args)
     first = json.loads(out)
     assert (status, first["interrupted"], first["differences"]) == (130, True, [])
     assert first["cases"] >= 1
     interrupt(Engine, "generate", after=10**9)
+    (file,) = tmp_path.glob("build/campaign/seed-3-*.jsonl")
     file.write_text(file.read_text() + '{"case": 1, "tok')  # killed while it wrote
     wanted = first["tokens"] + 500
     status, out, err = check("--tokens", wanted, *args)
@@ -144,12 +144,12 @@ def test_it_finds_nothing_and_goes_on_where_it_stopped(check, interrupt, tmp_pat
     assert last["tokens"] == sum(values["tokens"] for values in last["by"]["format"].values())
     assert last["machine"]["cpu"] == last["cpu"]
     assert sum(last["passes"].values()) > 100
-    cases = [json.loads(line) for line in file.read_text().splitlines()[1:]]
+    cases = [json.loads(line) for line in file.read_text().splitlines()]
     assert [case["case"] for case in cases] == list(range(last["cases"]))
     once = json.loads(check("--case", cases[-1]["case"], "--seed", 3, "--json")[1])
     for name in ("answers", "plain_tokens"):
         assert once[name] == cases[-1][name]
-    assert "0 differences from plain decoding in" in check("--tokens", wanted, *args[:4])[1]
+    assert "0 differences from plain decoding in" in check("--tokens", wanted, "--seed", 3)[1]
 
 
 def test_it_finds_what_differs_and_one_case_shows_it_again(check, monkeypatch):
@@ -170,8 +170,12 @@ def test_it_finds_what_differs_and_one_case_shows_it_again(check, monkeypatch):
 
 def test_what_abandoned_answers_commit_is_compared_too(check, monkeypatch):
     changes_one_id(monkeypatch, place=0)
-    differences = json.loads(check("--tokens", 1500, "--json")[1])["differences"]
-    assert any(d["abandoned_after"] and d["finish"][1] == "cancelled" for d in differences)
+
+    def found(seed):
+        differences = json.loads(check("--tokens", 1, "--seed", seed, "--json")[1])["differences"]
+        return any(d["abandoned_after"] and d["finish"][1] == "cancelled" for d in differences)
+
+    assert any(map(found, range(9)))
 
 
 def test_reference_and_tested_engine_share_weights_only(folder):
@@ -187,27 +191,10 @@ def test_reference_and_tested_engine_share_weights_only(folder):
     assert generation.run().ids == tuple(token.id for token in before)
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["--tokens", 0], "--tokens must be at least 1"),
-        (["--case", -1], "--case must be at least 0"),
-        (["--state", "x"], "give --tokens"),
-    ],
-)
-def test_wrong_usage_is_one_line(check, args, words):
-    status, out, err = check(*args)
+def test_wrong_usage_is_one_line(check):
+    status, out, err = check("--seed", 1)
     assert (status, out, len(err.splitlines())) == (2, "", 1)
-    assert words in err
-
-
-def test_a_state_of_something_else_is_refused(check, tmp_path):
-    file = tmp_path / "state"
-    assert check("--tokens", 1, "--state", file)[0] == 0
-    assert "holds another campaign (seed 0, not 1)" in check("--tokens", 1, "--state", file, "--seed", 1)[2]
-    file.write_text("something\n")
-    assert "does not hold a campaign's state" in check("--tokens", 1, "--state", file)[2]
-    assert "cannot keep the campaign's state" in check("--tokens", 1, "--state", tmp_path)[2]
+    assert "give --tokens" in err
 
 
 def test_options_of_the_machine_stay_as_given(check, monkeypatch):

@@ -10,7 +10,9 @@ Targets take turns; one with a fault gets no further turn. Its smallest input is
 import os
 
 # As tests/conftest.py has it, before numpy is there.
-os.environ.update(OMP_WAIT_POLICY="passive", OPENBLAS_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
+os.environ.update(
+    OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", OPENBLAS_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"
+)
 
 import argparse
 import ast

@@ -1,39 +1,34 @@
-"""Requests that combine all documented fields: does each get the same answer whatever it is asked beside?
-
-    PYTHONPATH=tests python -m fuzz.combined --requests 5000 --seed 1 --out build/combined.json
+"""Target: requests that combine all documented fields: does each get the same answer whatever it is asked beside?
 
 Every request is sent to a server that speculates, whole and as a stream, at once with others, some of whose clients go
 away. Its answers must be the one that a server gives that decodes plainly, whole and alone. Values come from the
 documented ranges. Answers of 500, and those that do not end, are differences too.
 """
 
-import argparse
 import asyncio
 import json
 import random
-import sys
-import tempfile
 from collections import Counter
 from contextlib import AsyncExitStack, ExitStack
-from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import httpx2
+from hypothesis import strategies as st
 from serve_support import NAME, serving
 from support import tiny_model, write_model
 
 from ppsd_rt import Engine
-from ppsd_rt.cli.info import machine
 from ppsd_rt.pipeline.schedule import parse_schedule
 
+from .oracle import Fault
+from .place import Place
 from .schemas import SCHEMAS
 
 Json = dict[str, Any]
 
 SCHEDULES = ("auto", "eesd:length=3,stop_rule=fixed", "eesd:lookup=2", "elastic", "ppsd:lookahead=2")
 _HANG = 300  # seconds: an answer that takes longer never ends
-_BATCH = 5
+_REQUESTS, _BATCH = 10, 5
 _WORDS = ("once upon a time", "a b c a b c a b", "Why is the sky blue?", "{", "né\n", "0123456789 01234")
 _TOOL = {
     "type": "object",
@@ -244,9 +239,11 @@ def _shown(found: Any) -> Any:
     return repr(found) if isinstance(found, BaseException) else found
 
 
-def campaign(
-    folder: Path, requests: int, seed: object, schedules: tuple[str, ...] = SCHEDULES
-) -> tuple[Counter[str], list[Json]]:
+def requests(place: Place, seed: int) -> str:
+    folder = place.cache / "served"
+    if not folder.exists():
+        write_model(folder, tiny_model(3), max_position_embeddings=2048)
+
     def engine() -> Engine:
         made = Engine.from_pretrained(folder, dtype="float32", threads=1, exit_head="norm:2")
         made.name = NAME
@@ -257,32 +254,10 @@ def campaign(
         quiet = {"log": lambda *_, **__: None}
         urls = [stack.enter_context(serving(one, schedule=parse_schedule(name), **quiet)).url for name in SCHEDULES]
         plain = stack.enter_context(serving(other, schedule=parse_schedule("plain"), **quiet)).url
-        return asyncio.run(compare(urls, plain, requests, seed))
+        seen, wrong = asyncio.run(compare(urls, plain, _REQUESTS, seed))
+    if wrong or seen["answers"] < _REQUESTS / 4:
+        raise Fault(f"{seen}; {json.dumps(wrong[:1])[:4000]}")
+    return f"{seen['answers']} answers"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    begin = perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder) / "model", tiny_model(3), max_position_embeddings=2048)
-        seen, wrong = campaign(model, args.requests, args.seed)
-    told = {
-        "command": " ".join(["python", "-m", "fuzz.combined", *sys.argv[1:]]),
-        "requests": args.requests,
-        "seed": args.seed,
-    }
-    told |= {"schedules": SCHEDULES, "seconds": round(perf_counter() - begin), **seen, "differences": len(wrong)}
-    for one in wrong[:20]:
-        print(json.dumps(one)[:4000])
-    print(json.dumps(told))
-    if args.out:
-        args.out.write_text(json.dumps({**told, "machine": machine(), "wrong": wrong[:20]}, indent=1) + "\n")
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+TARGETS = {"requests": (lambda place: st.integers(0, 2**62), requests)}

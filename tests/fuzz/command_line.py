@@ -12,9 +12,10 @@ from ppsd_rt.cli.commands import COMMANDS
 from ppsd_rt.cli.main import main
 from ppsd_rt.cli.parser import Parser
 
+from .corpus import COMMAND_LINES
 from .mutations import command_lines
 from .oracle import Fault, bounded_memory, check_line, no_warnings, normal, snapshot, unclean
-from .place import CORPUS, Place
+from .place import Place
 
 # In front of the rest, which may say otherwise: what a command measures by default takes minutes.
 CHEAP = {
@@ -24,7 +25,7 @@ CHEAP = {
 
 
 def seeds() -> list[list[str]]:
-    return [shlex.split(line) for line in (CORPUS / "command_lines.txt").read_text().splitlines()]
+    return [shlex.split(line) for line in COMMAND_LINES]
 
 
 def options() -> list[str]:

@@ -1,21 +1,13 @@
-"""Random models against their references: the same numbers, the same ids, the same ends.
+"""Targets: random models against their references: the same numbers, the same ids, the same ends.
 
-    PYTHONPATH=tests python -m fuzz.differential --minutes 60 --seed 1 --out counts.json
-    PYTHONPATH=tests python -m fuzz.differential --kind folder --case 123456
-
-Kinds of case: `folder`, a Hugging Face folder of any family, layout and setting against transformers (logits, greedy
-ids, where answers end); `tokenizer`, the files beside a tokenizer.json against transformers (ids, text); `gguf`, a file
+`twin-folder`: a Hugging Face folder of any family, layout and setting against transformers (logits, greedy ids, where
+answers end); `twin-tokenizer`: the files beside a tokenizer.json against transformers (ids, text); `twin-gguf`: a file
 written by the `gguf` package against a folder of the same weights. A case is made from its number alone.
 """
 
-import argparse
 import json
 import random
-import sys
 import tempfile
-import time
-import traceback
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +16,7 @@ import gguf
 import numpy as np
 import torch
 from gguf_support import BLOCK_KINDS, TABLE_KINDS, gguf_name, metadata, random_blocks, tiny_state, write_gguf
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from support import EOS, VOCAB, byte_tokenizer
 from tokenizers import processors
@@ -34,6 +27,9 @@ from ppsd_rt.models.checkpoint import Checkpoint, as_float32
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.tokenizer import load_tokenizer
 
+from .oracle import Fault
+from .place import Place
+
 TOLERANCE = 2e-4  # of the largest logit, in float32
 FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -42,10 +38,6 @@ FAMILIES = {
     "qwen3": "Qwen3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
 }
-
-
-class Differs(AssertionError):
-    """What the product computes is not what its reference does."""
 
 
 # -- Hugging Face folders ----------------------------------------------------------------------------------------------
@@ -75,7 +67,7 @@ def folder_case(rng: random.Random, folder: Path) -> str:
     backend = "cpu" if refuses(checkpoint.config) is None and rng.random() < 0.8 else "torch"
     engine = Engine.from_pretrained(folder, exit_head="none", backend=backend, dtype="float32", threads=1)
     if set(engine.config.eos_token_ids) != expected_ends:
-        raise Differs(f"answers end at {engine.config.eos_token_ids}, there at {sorted(expected_ends)}")
+        raise Fault(f"answers end at {engine.config.eos_token_ids}, there at {sorted(expected_ends)}")
     length = rng.choice((3, 20, 70, 130, 200))
     ids = [rng.randrange(VOCAB) for _ in range(length)]
     with torch.no_grad():
@@ -83,7 +75,7 @@ def folder_case(rng: random.Random, folder: Path) -> str:
     found = engine.backend.logits(ids, length)
     largest = float(np.abs(logits).max())
     if not np.abs(found - logits).max() <= TOLERANCE * largest:
-        raise Differs(f"logits differ by {np.abs(found - logits).max():g} of {largest:g}, after {length} tokens")
+        raise Fault(f"logits differ by {np.abs(found - logits).max():g} of {largest:g}, after {length} tokens")
     compare_greedy(fresh(), engine, ids, expected_ends, largest)
     scaling = engine.config.rope_scaling
     return f"{raw['model_type']}, {scaling.kind if scaling else 'default'}"
@@ -112,10 +104,10 @@ def compare_greedy(peer: Any, engine: Engine, ids: list[int], ends: set[int], la
         if ours != other:
             scores = theirs.scores[place][0]
             if scores[other] - scores[ours] > 2 * TOLERANCE * largest:
-                raise Differs(f"greedy ids {found} instead of {expected}")
+                raise Fault(f"greedy ids {found} instead of {expected}")
             return  # as good as equal, and from here on another text
     if len(found) != len(expected):
-        raise Differs(f"greedy ids {found} instead of {expected}")
+        raise Fault(f"greedy ids {found} instead of {expected}")
 
 
 def random_config(rng: random.Random) -> dict[str, Any]:
@@ -290,10 +282,10 @@ def tokenizer_case(rng: random.Random, folder: Path) -> str:
                 theirs(text, add_special_tokens=add)["input_ids"],
             )
             if found != expected:
-                raise Differs(f"{text!r} is {found} instead of {expected}")
+                raise Fault(f"{text!r} is {found} instead of {expected}")
             said = theirs.decode(expected, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             if ours.decode(expected) != said:
-                raise Differs(f"{expected} is {ours.decode(expected)!r} instead of {said!r}")
+                raise Fault(f"{expected} is {ours.decode(expected)!r} instead of {said!r}")
     return "tokenizer"
 
 
@@ -371,15 +363,15 @@ def gguf_case(rng: random.Random, folder: Path) -> str:
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, other / "model.safetensors")
     files, folders = Checkpoint(path), Checkpoint(other)
     if set(files.config.eos_token_ids) != {2, 0}:
-        raise Differs(f"answers end at {files.config.eos_token_ids}")
+        raise Fault(f"answers end at {files.config.eos_token_ids}")
     for name, tensor in folders.tensors.items():
         if as_float32(files.tensors[name]).tobytes() != as_float32(tensor).tobytes():
-            raise Differs(f"tensor {name} is another one")
+            raise Fault(f"tensor {name} is another one")
     load_tokenizer(path)
     ids = [rng.randrange(VOCAB) for _ in range(rng.choice((5, 90)))]
     logits = [backend_logits(checkpoint, ids) for checkpoint in (files, folders)]
     if not np.abs(logits[0] - logits[1]).max() <= 1e-5 * np.abs(logits[1]).max():
-        raise Differs(f"logits differ by {np.abs(logits[0] - logits[1]).max():g} of {np.abs(logits[1]).max():g}")
+        raise Fault(f"logits differ by {np.abs(logits[0] - logits[1]).max():g} of {np.abs(logits[1]).max():g}")
     return f"gguf, {arch}"
 
 
@@ -440,59 +432,17 @@ def random_metadata(
     return values, None, {}
 
 
-# -- campaign ----------------------------------------------------------------------------------------------------------
+def alone(case: Callable[[random.Random, Path], str]) -> Callable[[Place, int], str]:
+    """The case of a number, in a folder of its own."""
 
-CASES: dict[str, Callable[[random.Random, Path], str]] = {
-    "folder": folder_case,
-    "tokenizer": tokenizer_case,
-    "gguf": gguf_case,
+    def run(place: Place, number: int) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            return case(random.Random(number), Path(folder))
+
+    return run
+
+
+TARGETS = {
+    name: (lambda place: st.integers(0, 2**62), alone(case))
+    for name, case in (("twin-folder", folder_case), ("twin-tokenizer", tokenizer_case), ("twin-gguf", gguf_case))
 }
-
-
-def try_case(kind: str, number: int) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        return CASES[kind](random.Random(f"{kind} {number}"), Path(folder))
-
-
-def quiet() -> None:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kind", choices=CASES)
-    parser.add_argument("--case", type=int, help="try this one alone")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    quiet()
-    if args.case is not None:
-        print(try_case(args.kind or "folder", args.case))
-        return 0
-    counts: Counter[str] = Counter()
-    faults: list[dict[str, Any]] = []
-    end, number = time.monotonic() + 60 * args.minutes, args.seed * 10**6
-    while time.monotonic() < end:
-        number += 1
-        kind = args.kind or ("folder", "folder", "tokenizer", "gguf")[number % 4]
-        try:
-            counts[try_case(kind, number)] += 1
-        except Exception as error:
-            faults.append({"kind": kind, "case": number, "error": f"{type(error).__name__}: {error}"[:500]})
-            print(json.dumps(faults[-1]), file=sys.stderr, flush=True)
-            if not isinstance(error, Differs):
-                traceback.print_exc(limit=-3)
-    result = {"cases": sum(counts.values()) + len(faults), "same": dict(sorted(counts.items())), "faults": faults}
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
-    return bool(faults)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

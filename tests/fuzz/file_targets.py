@@ -15,9 +15,10 @@ from ppsd_rt.distill.shards import read_shard
 from ppsd_rt.models.chat_template import ChatTemplate
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.tokenizer import load_tokenizer
-from ppsd_rt.planning import learned
-from ppsd_rt.planning.learned import prior
+from ppsd_rt.pipeline import learned
+from ppsd_rt.pipeline.learned import prior
 
+from . import corpus
 from .command_line import run_main
 from .mutations import (
     SPECIAL,
@@ -32,7 +33,7 @@ from .mutations import (
     texts,
 )
 from .oracle import Fault, judge
-from .place import CORPUS, Place, learned_of
+from .place import Place, learned_of
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello, wörld <|im_end|> 1"}]
 Run = Callable[[Place, bytes], str]
@@ -79,10 +80,9 @@ def chat_template(place: Place, source: str) -> str:
 
 def template_sources(place: Place) -> st.SearchStrategy[str]:
     """Templates that models have, and pieces that no template should."""
-    seeds = [TEMPLATE, *(path.read_text() for path in sorted(CORPUS.glob("*.jinja")))]
-    evil = (CORPUS / "template_pieces.txt").read_text().splitlines()
+    seeds = [TEMPLATE, *corpus.TEMPLATES]
     whole = texts(seeds, " {}%'\n")
-    return st.one_of(whole, st.builds(lambda text, piece: text + piece, whole, st.sampled_from(evil)))
+    return st.one_of(whole, st.builds(lambda text, piece: text + piece, whole, st.sampled_from(corpus.TEMPLATE_PIECES)))
 
 
 def weights(place: Place, data: bytes) -> str:
@@ -227,10 +227,10 @@ def _bytes_of(path: Callable[[Place], Path]) -> Callable[[Place], st.SearchStrat
 
 
 def prompt_files(place: Place) -> st.SearchStrategy[bytes]:
-    lines = [json.loads(line) for line in (CORPUS / "prompts.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in corpus.PROMPTS.splitlines()]
     changed = json_texts(lines).map(lambda text: text.encode("utf-8", "surrogatepass"))
     many = st.lists(changed, min_size=1, max_size=3).map(b"\n".join)
-    return mostly(many, damaged([(CORPUS / "prompts.jsonl").read_bytes()]), st.sampled_from(SPECIALS))
+    return mostly(many, damaged([corpus.PROMPTS]), st.sampled_from(SPECIALS))
 
 
 SPECIAL_TOKENS = {"bos_token": {"content": "<|im_start|>"}, "additional_special_tokens": ["<|endoftext|>"]}

@@ -7,8 +7,9 @@ from support import TEMPLATE, VOCAB, tiny_config
 
 from ppsd_rt.ranks.control import Kind
 
+from .corpus import TEMPLATE_PIECES
 from .mutations import SPECIAL
-from .place import CORPUS, SHAPE, learned_of
+from .place import SHAPE, learned_of
 from .rank_targets import control_message, wire_message
 
 HUGE = 10**400
@@ -32,11 +33,6 @@ DEEP = "[" * 100_000
 LIE = "{'descr': '<f4', 'fortran_order': False, 'shape': (3000000000, 3000), }\n"
 
 KNOWN: dict[str, list[Any]] = {
-    "calls": [
-        [("begin", 9, 40, schedule, 0, False), *first, ("head", "none"), ("run", 0)]
-        for schedule in ("eesd", "elastic", "auto")
-        for first in ([], [("advance", 0, 2)])
-    ],
     "wire": [
         [wire_message(1, [(1, 0, 0, 3, 1)])],
         [
@@ -61,7 +57,7 @@ KNOWN: dict[str, list[Any]] = {
     ],
     "tokenizer": [SPECIAL + b"zero"],
     "tokenizer-config": [json.dumps({"chat_template": "{{ ''.__class__ }}"}).encode()],
-    "chat-template": [TEMPLATE + piece for piece in (CORPUS / "template_pieces.txt").read_text().splitlines()],
+    "chat-template": [TEMPLATE + piece for piece in TEMPLATE_PIECES],
     "weights": [_safetensors('{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "a": 1}')],
     "learned": [
         *(

@@ -17,9 +17,9 @@ from support import small_gguf, tiny_config, tiny_head, tiny_model, write_model
 from ppsd_rt import Engine, PpsdError, SamplingParams, _native
 from ppsd_rt.models.checkpoint import Checkpoint, save
 
+from .corpus import PROMPTS
 from .mutations import SPECIAL
 
-CORPUS = Path(__file__).parent / "corpus"
 SHAPE = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -40,7 +40,7 @@ class Place:
             (self.case / name).mkdir()
         for name in ("existing", "existing.svg"):
             (self.case / name).write_text("precious")
-        (self.case / "prompts.jsonl").write_bytes((CORPUS / "prompts.jsonl").read_bytes())
+        (self.case / "prompts.jsonl").write_bytes(PROMPTS)
 
     @contextmanager
     def entered(self) -> Iterator["Place"]:

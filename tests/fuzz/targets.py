@@ -10,7 +10,7 @@ import hypothesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from . import call_targets, command_line, file_targets, rank_targets, text_targets
+from . import combined, command_line, differential, file_targets, rank_targets, text_targets
 from .place import Place
 
 Target = tuple[Callable[[Place], st.SearchStrategy[Any]], Callable[[Place, Any], str]]
@@ -20,7 +20,8 @@ TARGETS: dict[str, Target] = {
     **text_targets.TARGETS,
     **rank_targets.TARGETS,
     **command_line.TARGETS,
-    **call_targets.TARGETS,
+    **combined.TARGETS,
+    **differential.TARGETS,
 }
 
 

@@ -11,10 +11,11 @@ from ppsd_rt import Grammar, PpsdError, SamplingParams
 from ppsd_rt.pipeline.schedule import describe, parse_schedule
 from ppsd_rt.ranks.world import find_world
 
+from .corpus import DEVICES, EXIT_HEADS, SCHEDULES
 from .file_targets import MESSAGES
 from .mutations import json_texts, nasty_text, texts
 from .oracle import Fault, judge
-from .place import CORPUS, Place
+from .place import Place
 
 FIELDS = {field.name for field in fields(SamplingParams)}
 SAMPLING = [
@@ -35,10 +36,6 @@ SAMPLING = [
     {"max_tokens": 9, "stop": ["a", "bc"], "stop_token_ids": [1, 2], "ignore_eos": True, "seed": 7},
 ]
 PROMPTS = [[1, 2, 3], "Hello", MESSAGES, [{"role": "user", "content": "Hi"}]]
-
-
-def _lines(name: str) -> list[str]:
-    return (CORPUS / name).read_text(encoding="utf-8").splitlines()
 
 
 def schedule(place: Place, text: str) -> str:
@@ -127,9 +124,9 @@ def world(place: Place, environment: Mapping[str, str]) -> str:
 
 
 TARGETS = {
-    "schedule": (lambda place: texts(_lines("schedules.txt"), ":,="), schedule),
-    "device": (lambda place: texts(_lines("devices.txt"), ":,"), device),
-    "exit-head-name": (lambda place: texts(_lines("exit_heads.txt"), ":"), exit_head_name),
+    "schedule": (lambda place: texts(SCHEDULES, ":,="), schedule),
+    "device": (lambda place: texts(DEVICES, ":,"), device),
+    "exit-head-name": (lambda place: texts(EXIT_HEADS, ":"), exit_head_name),
     "sampling": (lambda place: json_texts(SAMPLING), sampling),
     "prompt": (lambda place: json_texts(PROMPTS), prompt),
     "world": (worlds, world),

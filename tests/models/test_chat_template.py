@@ -93,40 +93,6 @@ LLAMA_3_2 = r"""{{- bos_token }}
 """  # noqa: E501 - as the model has it
 
 
-MISTRAL = r"""{%- if messages[0]["role"] == "system" %}
-    {%- set system_message = messages[0]["content"] %}
-    {%- set loop_messages = messages[1:] %}
-{%- else %}
-    {%- set loop_messages = messages %}
-{%- endif %}
-{%- set ns = namespace() %}
-{%- set ns.index = 0 %}
-{%- for message in loop_messages %}
-    {%- if not (message.role == "tool" or (message.tool_calls is defined and message.tool_calls is not none)) %}
-        {%- if (message["role"] == "user") != (ns.index % 2 == 0) %}
-            {{- raise_exception("After the optional system message, conversation roles must alternate user/assistant") }}
-        {%- endif %}
-        {%- set ns.index = ns.index + 1 %}
-    {%- endif %}
-{%- endfor %}
-
-{{- bos_token }}
-{%- for message in loop_messages %}
-    {%- if message["role"] == "user" %}
-        {%- if loop.last and system_message is defined %}
-            {{- "[INST] " + system_message + "\n\n" + message["content"] + "[/INST]" }}
-        {%- else %}
-            {{- "[INST] " + message["content"] + "[/INST]" }}
-        {%- endif %}
-    {%- elif message["role"] == "assistant" %}
-        {{- " " + message["content"]|trim + eos_token}}
-    {%- else %}
-        {{- raise_exception("Only user and assistant roles are supported, with the exception of an initial system one!") }}
-    {%- endif %}
-{%- endfor %}
-"""  # noqa: E501 - as the model has it
-
-
 # Not of any model: blocks for training, loop controls, JSON with HTML characters, undefined variables.
 HELPERS = """{% for m in messages %}
     {%- if m.role == 'system' %}{% continue %}{% endif %}
@@ -134,7 +100,7 @@ HELPERS = """{% for m in messages %}
     {% if loop.index > 2 %}{% break %}{% endif %}
 {% endfor %}{{ pad_token }}{{ tools is none }}{{ documents is none }}{{ nowhere }}{{ messages[0].nothing }}"""
 
-TEMPLATES = {"smollm2": SMOLLM2, "llama-2": LLAMA_2, "llama-3.2": LLAMA_3_2, "mistral": MISTRAL, "helpers": HELPERS}
+TEMPLATES = {"smollm2": SMOLLM2, "llama-2": LLAMA_2, "llama-3.2": LLAMA_3_2, "helpers": HELPERS}
 
 Chat = list[dict[str, str]]
 
@@ -305,7 +271,7 @@ def test_template_that_loses_what_is_said() -> None:
 
 
 @pytest.mark.parametrize("text", ["e", "m", "|", "", " ", "Because ", "  x\n", "assistant", "\ufdd1", "</s>"])
-@pytest.mark.parametrize("name", ["smollm2", "mistral", "llama-3.2", "trimmed"])
+@pytest.mark.parametrize("name", ["smollm2", "llama-2", "llama-3.2", "trimmed"])
 def test_answer_goes_on_after_its_own_text(name: str, text: str) -> None:
     """Wherever the same letters stand in the template, and with the blanks that it leaves."""
     source = (TEMPLATES | {"trimmed": "{{ messages[0].content }}\n\n{{ messages[-1].content | trim }} </s>"})[name]

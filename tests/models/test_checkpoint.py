@@ -190,9 +190,10 @@ def test_index_that_lies(folder):
     save_file(load_file(folder / other) | older, folder / other)  # an older shard has both
     index.write_text(whole)
     assert Checkpoint(folder).hash == hash
-    for changed in ({name: "../secret.safetensors"}, 3):
+    outside = {**weight_map, "gone": "../secret.safetensors"}
+    for changed, place in ((outside, "../secret.safetensors"), (3, "weight_map")):
         index.write_text(json.dumps({"weight_map": changed}))
-        with pytest.raises(PpsdError, match=f"{index}: weight_map is "):
+        with pytest.raises(PpsdError, match=f"{index}: {place} is "):
             Checkpoint(folder)
 
 

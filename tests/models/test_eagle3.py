@@ -15,7 +15,7 @@ from ppsd_rt.errors import PpsdError
 from ppsd_rt.find_head import find_head
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.eagle3 import Eagle3File
-from ppsd_rt.models.eagle3_head import Eagle3Head
+from ppsd_rt.models.exit_head import Eagle3Head
 from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.reference.passes import TorchPasses
 
@@ -115,7 +115,6 @@ REFUSED = {
     "tensor d2t": ({}, {"d2t": None}),
     "tensor d2t is damaged": ({}, {"d2t": np.zeros(DRAFT, "i8") - np.arange(DRAFT)}),
     "tensor d2t is damaged (a": ({}, {"d2t": np.full(DRAFT, VOCABULARY, "i8")}),
-    "tensor t2d": ({}, {"t2d": np.zeros(300, bool)}),
     "tensor fc.weight is of dtype I8": ({}, {"fc.weight": np.zeros((64, 192), "i1")}),
 }
 

@@ -430,7 +430,6 @@ def test_bos_and_eos_are_added_where_the_file_says_so(tmp_path, values, expected
     folder = converted(write_gguf(tmp_path / "m.gguf", values=values))
     assert tokenizer_of(folder).encode("a").tokens == expected
     assert tokenizer_of(folder).encode("a", add_special_tokens=False).tokens == ["a"]
-    assert read(folder, "tokenizer_config.json")["add_bos_token"] == (expected[0] == "<|im_start|>")
 
 
 def sentencepiece_model(prefix: bool) -> sentencepiece.SentencePieceProcessor:

@@ -9,13 +9,6 @@ from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.models.rope import Rope
 from ppsd_rt.reference.passes import TorchPasses
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0 + i / 9 for i in range(8)],
@@ -26,12 +19,9 @@ VARIANTS = {
     "gqa, tied": {},
     "multi-head, untied": {"num_key_value_heads": 4, "tie_word_embeddings": False},
     "multi-query, head_dim": {"num_key_value_heads": 1, "head_dim": 32},
-    "llama3 rope": {"rope_scaling": LLAMA3},
-    "linear rope": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     "llama bias": {"attention_bias": True},
     "llama mlp bias": {"mlp_bias": True},
     "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
-    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 32},
     "longrope": {"rope_scaling": LONGROPE},
     "qwen2 bias": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": False},
     **FAMILIES,

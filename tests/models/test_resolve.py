@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 from support import small_gguf
 
-from ppsd_rt.errors import PpsdError
+from ppsd_rt import Engine, PpsdError, UsageError
 from ppsd_rt.models import resolve
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.random_weights import SHAPES, RandomCheckpoint
 from ppsd_rt.models.resolve import resolve_model
 
 
@@ -87,10 +88,6 @@ def test_paths_that_do_not_exist(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("smollm2-135M", "did you mean smollm2-135m?"),
-        ("smollm2", "did you mean smollm2-135m?"),
-        ("smollm-135m-instruct", "did you mean smollm2-135m?"),
-        ("defualt", "did you mean default?"),
         ("llama-70b", "'llama-70b' is not a model: give a model folder, a .gguf file, smollm2-135m, or a hub name"),
         ("", "'' is not a model: give"),
         ("a b/c", "'a b/c' is not a model: give"),
@@ -109,6 +106,23 @@ def test_default_model_wins_over_a_folder_of_its_name(tmp_path, monkeypatch, nam
     monkeypatch.setattr(resolve, "default_model", lambda: tmp_path / "the model")
     assert resolve_model(name) == tmp_path / "the model"
     assert resolve_model(f"./{name}").samefile(tmp_path / name)
+
+
+def test_random_weights_have_the_sizes_of_their_models():
+    assert {name: RandomCheckpoint(f"random:{name}").parameters for name in SHAPES} == {
+        "smollm2-135m": 134_515_008,
+        "llama-3.2-1b": 1_235_814_400,
+        "llama-3.1-8b": 8_030_261_248,
+        "llama-2-13b": 13_015_864_320,
+        "llama-2-70b": 68_976_648_192,
+    }
+
+
+def test_random_weights_that_cannot_be_made_are_refused():
+    with pytest.raises(PpsdError, match="shapes to fill with random weights are smollm2-135m"):
+        RandomCheckpoint("random:gpt-4")
+    with pytest.raises(UsageError, match="use --backend cuda"):
+        Engine.from_pretrained("random:llama-3.2-1b")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

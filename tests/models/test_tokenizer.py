@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -207,19 +205,7 @@ def metaspace_json(tmp_path_factory: pytest.TempPathFactory, llama_json: Path) -
     return folder
 
 
-@pytest.fixture(scope="session")
-def word_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer.json without a decoder: the library joins its tokens with spaces."""
-    folder = tmp_path_factory.mktemp("word_json")
-    vocab = {word: id for id, word in enumerate(["<unk>", "<s>", "</s>", "hello", "world", "你好"])}
-    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(["<s>", "</s>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
-
-
-JSON_KINDS = ["byte_level", "llama_json", "metaspace_json", "word_json"]
+JSON_KINDS = ["byte_level", "llama_json", "metaspace_json"]
 
 
 @pytest.fixture(params=JSON_KINDS)
@@ -276,7 +262,7 @@ def test_json_streams_any_text(request: pytest.FixtureRequest, kind: str, text: 
 
 @settings(UNHURRIED, max_examples=60)
 @given(data=st.data(), skip=st.booleans())
-@pytest.mark.parametrize("kind", ["byte_level", "metaspace_json", "word_json"])
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace_json"])
 def test_decoders_stream_any_ids(request: pytest.FixtureRequest, kind: str, data: st.DataObject, skip: bool) -> None:
     folder = request.getfixturevalue(kind)
     judge = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -285,7 +271,7 @@ def test_decoders_stream_any_ids(request: pytest.FixtureRequest, kind: str, data
     assert "".join(pushed(tokenizer, ids, skip=skip)) == judge.decode(ids, skip_special_tokens=skip)
 
 
-@pytest.mark.parametrize("kind", ["byte_level", "metaspace_json", "word_json", "llama_json"])
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace_json", "llama_json"])
 def test_every_id_decodes_as_the_library_decodes_it(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> None:
     """But for added tokens of byte-level tokenizers, which are text: the library takes their letters for bytes."""
     source = request.getfixturevalue(kind)
@@ -370,17 +356,6 @@ def test_spm_agrees_with_transformers(make_spm_folder, llama_vocab, legacy):
         for skip in (True, False):
             decoded = judge.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
             assert "".join(pushed(tokenizer, ids, skip=skip)) == decoded, text
-
-
-@settings(UNHURRIED, max_examples=60)
-@given(text=mixed_texts)
-def test_new_spm_is_llama_tokenizer(make_spm_folder, llama_vocab, text):
-    if not swallows_a_space(text, legacy=False):
-        judge = spm_judge(llama_vocab, legacy=False)
-        tokenizer = load_tokenizer(make_spm_folder(legacy=False))
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        assert ids == judge.encode(text, add_special_tokens=False)
-        assert "".join(pushed(tokenizer, ids)) == judge.decode(ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("legacy", [True, False])
@@ -674,35 +649,12 @@ def damaged_json(byte_level: Path, tmp_path: Path, **changes: object) -> Path:
     ],
     ids=["model", "normalizer", "post_processor"],
 )
-def test_panic_in_the_library(byte_level, tmp_path, changes, capfd):
+def test_panic_in_the_library(byte_level, tmp_path, changes):
     folder = damaged_json(byte_level, tmp_path, **changes)
     with pytest.raises(BaseException) as raw:  # noqa: PT011 - a panic is no Exception, and has no public type
         tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).encode("ab")
     assert raw.type.__name__ == "PanicException", "this file must make the library panic for the test to mean anything"
-    assert "panicked" in capfd.readouterr().err
     assert str(folder / "tokenizer.json") in error_of(folder)
-    assert capfd.readouterr().err == ""
-
-
-def test_stderr_is_left_as_it_was(byte_level, capfd, monkeypatch):
-    """Also when other threads load tokenizers, and write while it is redirected."""
-    redirect = os.dup2
-
-    def load_and_write(number: int) -> None:
-        load_tokenizer(byte_level)
-        os.write(2, b"loaded %d\n" % number)
-
-    def dup2(source: int, target: int) -> int:
-        target = redirect(source, target)
-        writer.submit(os.write, 2, b"written\n").result()  # the other threads have their turn meanwhile
-        return target
-
-    monkeypatch.setattr(os, "dup2", dup2)
-    with ThreadPoolExecutor(1) as writer, ThreadPoolExecutor(4) as loaders:
-        list(loaders.map(load_and_write, range(20)))
-    monkeypatch.undo()
-    lines = sorted(capfd.readouterr().err.splitlines())
-    assert lines == sorted([f"loaded {number}" for number in range(20)] + ["written"] * 40)
 
 
 @pytest.mark.parametrize(
@@ -710,12 +662,13 @@ def test_stderr_is_left_as_it_was(byte_level, capfd, monkeypatch):
     [
         {"type": "WordPiece", "prefix": "##", "cleanup": True},
         {"type": "BPEDecoder", "suffix": "</w>"},
+        None,
         {"type": "Strip", "content": "_", "start": 1, "stop": 0},
         {"type": "Replace", "pattern": {"Regex": "a+"}, "content": "b"},
         {"type": "Sequence", "decoders": [{"type": "Fuse"}, {"type": "ByteFallback"}]},
     ],
 )
-def test_unsupported_decoder(byte_level: Path, tmp_path: Path, decoder: dict[str, object]) -> None:
+def test_unsupported_decoder(byte_level: Path, tmp_path: Path, decoder: dict[str, object] | None) -> None:
     message = error_of(damaged_json(byte_level, tmp_path, decoder=decoder))
     assert "tokenizer.json: its decoder is " in message
 
@@ -739,6 +692,3 @@ def test_a_damaged_model_gives_an_error_or_a_tokenizer(make_spm_folder: Callable
             assert "\n" not in str(error)
             refused += 1
     assert refused > 50, "the damage is too mild to test anything"
-
-
-# --- the default model ---

@@ -44,22 +44,6 @@ def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length, shape):
     assert deaf != native
 
 
-@pytest.mark.parametrize("schedule", ["ppsd", "elastic:first_chunk=0", "eesd:lookup=1", "auto"])
-@pytest.mark.parametrize("format", ["cpu int8", "cpu bfloat16", "torch float32"])
-def test_what_is_received_changes_no_answer(folder, tmp_path, schedule, format, shape):
-    path, (backend, dtype) = tmp_path / "head.safetensors", format.split()
-    loud_head(Checkpoint(folder).hash, **shape).save(path)
-    engine = Engine.from_pretrained(folder, exit_head=path, backend=backend, device="cpu", dtype=dtype, threads=2)
-    for params in (
-        SamplingParams(max_tokens=20, ignore_eos=True),
-        SamplingParams(max_tokens=20, ignore_eos=True, temperature=0.9, seed=4),
-    ):
-        plain = engine.generate("abc", params, "plain").run()
-        assert engine.generate("abc", params, schedule).run().ids == plain.ids
-        longer = "abcdefg" * 9  # shares rows with the text before
-        assert engine.generate(longer, params, schedule).run().ids == engine.generate(longer, params, "plain").run().ids
-
-
 def test_whole_texts_hear_what_single_rows_hear(folder):
     feedback: Feedback = loud_head(Checkpoint(folder).hash).feedback
     x, last = torch.randn(2, 1, 12, 64, generator=torch.Generator().manual_seed(0))

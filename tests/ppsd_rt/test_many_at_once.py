@@ -10,8 +10,7 @@ from concurrent.futures import wait
 from types import SimpleNamespace
 
 import pytest
-from many_support import check_eight
-from support import write_model
+from support import check_eight, write_model
 
 from ppsd_rt import Committed, Engine, PpsdError, RunOptions, SamplingParams, UsageError, async_generation
 from ppsd_rt._native import testing
@@ -52,18 +51,6 @@ def test_each_of_eight_is_what_it_is_alone(engine, schedule):
 
 
 # -- threads -------------------------------------------------------------------------------------------------------
-
-
-def test_threads_get_their_answers(engine, alone):
-    answers = {}
-
-    def work(prompt, schedule):
-        answers[prompt, schedule] = engine.generate(prompt, params(), schedule).run().ids
-
-    threads = [in_thread(lambda p=p, s=s: work(p, s)) for p in PROMPTS for s in SCHEDULES]
-    for thread in threads:
-        thread.join()
-    assert answers == {(prompt, schedule): alone[prompt] for prompt in PROMPTS for schedule in SCHEDULES}
 
 
 # -- asyncio -------------------------------------------------------------------------------------------------------

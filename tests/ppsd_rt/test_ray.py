@@ -133,12 +133,6 @@ def engine_nodes():
     return [actor["Address"]["NodeID"] for actor in alive if "Engines" in f"{actor['Name']} {actor['ActorClassName']}"]
 
 
-def test_it_answers_as_the_engine_does(deploy, texts):
-    deploy()
-    load = Load(texts)
-    assert {prompt: load.one(prompt) for prompt in PROMPTS} == texts
-
-
 def test_replicas_come_and_go_with_the_load(deploy, texts):
     # Any load is enough for three: answers are shorter than what is around them, so few of the clients count as load.
     deploy(replicas=3, ongoing=0.2, delay=2.0)

@@ -5,12 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support import VOCAB, loud_head, write_model
+from support import VOCAB, drafts_of, loud_head, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, Stages, UsageError
-from ppsd_rt.backend import RunOptions
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.pipeline.rounds import Drafted
 
 PROMPT = list(b"the stages of one text, " * 4)  # more rows than share a pass
 SAMPLED = {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 4}
@@ -53,8 +51,7 @@ def test_it_drafts_what_the_engine_drafts(folder, engine, params, head):
     engine = Engine.from_pretrained(
         folder, backend=engine.backend.name, exit_head=folder / f"{head}.safetensors", threads=1
     )
-    events = engine.generate(PROMPT, params, "eesd:length=4,stop_rule=fixed", RunOptions(report_drafts=True)).events()
-    expected = [(event.position, event.token) for event in events if isinstance(event, Drafted)]
+    expected = drafts_of(engine, PROMPT, params, "eesd:length=4,stop_rule=fixed")
     stages, drafted = engine.stages(params), []
     answer = [stages.prefill(PROMPT)]
     while len(answer) < params.max_tokens:

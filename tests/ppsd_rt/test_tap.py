@@ -5,18 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support import loud_head, slow, tiny_model, write_model
+from support import drafts_of, loud_head, slow, tiny_model, write_model
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt.backend import RunOptions
 from ppsd_rt.distill.shards import Text
 from ppsd_rt.distill.train import Trainer, TrainSettings
 from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.exit_head import ExitHead
-from ppsd_rt.models.head_file import HeadFile, read_info
+from ppsd_rt.models.head_file import HeadFile
 from ppsd_rt.models.rope import Rope
-from ppsd_rt.pipeline.rounds import Drafted
 from ppsd_rt.reference.passes import TorchPasses
 
 SCHEDULES = (
@@ -26,6 +24,7 @@ SCHEDULES = (
     "eesd:length=12,recycle=on,lookup=2",
     "auto",
 )
+FORTY = SamplingParams(max_tokens=40, ignore_eos=True)
 QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 32}
 CASES = [({}, 1, 2), ({"attention_bias": True}, 0, 1), slow({"attention_bias": True}, 2, 3), slow(QWEN3, 1, 2)]
 
@@ -46,12 +45,6 @@ def load(folder, head, backend="cpu", dtype="float32", **options):
     )
 
 
-def drafts_of(engine, prompt, schedule, **params):
-    asked = SamplingParams(max_tokens=40, ignore_eos=True, **params)
-    events = engine.generate(prompt, asked, schedule, RunOptions(report_drafts=True)).events()
-    return [(event.position, event.token) for event in events if isinstance(event, Drafted)]
-
-
 @pytest.mark.parametrize(("shape", "exit_layer", "tap"), CASES, ids=str)
 def test_cpp_drafts_what_torch_drafts(tmp_path, shape, exit_layer, tap):
     """In float32: prompts of several passes, drafts in a row, copies, shared beginnings."""
@@ -60,11 +53,11 @@ def test_cpp_drafts_what_torch_drafts(tmp_path, shape, exit_layer, tap):
     engines = [load(folder, path, backend) for backend in ("torch", "cpu")]
     for prompt in ("ab" * 76, "ab" * 76 + "c"):
         for schedule in ("eesd:length=5,stop_rule=fixed", "eesd:lookup=2,stop_rule=fixed"):
-            expected, found = (drafts_of(engine, prompt, schedule) for engine in engines)
+            expected, found = (drafts_of(engine, prompt, FORTY, schedule) for engine in engines)
             assert found == expected, (prompt, schedule)
     write_head(folder, path, exit_layer, tap, 0.0, **shape)
-    assert drafts_of(load(folder, path), "ab" * 76, "eesd:length=5,stop_rule=fixed") != drafts_of(
-        engines[1], "ab" * 76, "eesd:length=5,stop_rule=fixed"
+    assert drafts_of(load(folder, path), "ab" * 76, FORTY, "eesd:length=5,stop_rule=fixed") != drafts_of(
+        engines[1], "ab" * 76, FORTY, "eesd:length=5,stop_rule=fixed"
     )
 
 
@@ -72,11 +65,11 @@ def test_cpp_drafts_what_torch_drafts(tmp_path, shape, exit_layer, tap):
 def test_every_part_of_the_tap_is_heard(folder, head, part):
     schedule = "eesd:length=5,stop_rule=fixed"
     whole = load(folder, head)
-    expected = drafts_of(whole, "Hello, world", schedule)
+    expected = drafts_of(whole, "Hello, world", FORTY, schedule)
     deaf = whole.backend
     file = HeadFile.load(head, Checkpoint(folder))
     deaf.use_head(replace(file, tensors={**file.tensors, part: 0 * file.tensors[part]}))
-    assert drafts_of(whole, "Hello, world", schedule) != expected
+    assert drafts_of(whole, "Hello, world", FORTY, schedule) != expected
 
 
 @pytest.mark.parametrize(
@@ -125,11 +118,6 @@ def test_a_layer_that_it_cannot_hear(folder, tmp_path, tap, said):
     head.save(path)
     with pytest.raises(PpsdError, match=f"with the tap {tap}: this model takes {said}"):
         load(folder, path)
-
-
-def test_the_file_names_the_layer(folder, head):
-    assert read_info(head).tap == 2
-    assert HeadFile.load(head, Checkpoint(folder)).taps == (2,)
 
 
 def test_training_sees_what_decoding_does(folder):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppsd_rt.text import StopStrings
+from ppsd_rt.generation import StopStrings
 
 
 class Pieces:

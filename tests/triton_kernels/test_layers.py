@@ -5,12 +5,13 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, FORMATS, ROW_COUNTS, close, in_format, make, state_of, table, unpaged
-from kernel_twins import linear_twin, qkv_twin, swiglu_twin
+from kernel_support import DEVICE, FORMATS, ROW_COUNTS, close, in_format, make, matrix, state_of, table, unpaged
+from kernel_twins import feedback_twin, linear_twin, qkv_twin, swiglu_twin
 from support import slow
 
 import ppsd_rt.triton_kernels.linear as linear_module
 from ppsd_rt.triton_kernels.cache import PAGE
+from ppsd_rt.triton_kernels.feedback import feedback
 from ppsd_rt.triton_kernels.linear import RUNS, Tiling, Weight, linear, quantise, quantise_fp8, tiling
 from ppsd_rt.triton_kernels.qkv import qkv
 from ppsd_rt.triton_kernels.swiglu import swiglu
@@ -18,10 +19,6 @@ from ppsd_rt.triton_kernels.swiglu import swiglu
 EPS = 1e-5
 SMALL = Tiling(16, 1, 1, RUNS["plain"])
 formats = pytest.mark.parametrize("format", FORMATS)
-
-
-def matrix(outputs, inputs, format="fp32", seed=0):
-    return in_format(make(outputs, inputs, seed=seed) / inputs**0.5, format)
 
 
 @formats
@@ -199,8 +196,21 @@ def test_fp8_is_near_and_its_scales_are_the_rows_maxima():
     assert ((packed.wide() - weight).abs() <= weight.abs() / 16 * 1.0001 + least).all()
 
 
-def test_no_rows_change_nothing():
-    out = make(16, 32)
-    before = out.clone()
-    linear(make(16, 64), matrix(32, 64), out, state_of(0), residual=out)
-    assert torch.equal(out, before)
+@formats
+def test_feedback(format):
+    """What a feedback head receives: from every distance, and nothing from further."""
+    hidden, distances = 64, 3
+    weight = in_format(make(distances * hidden, hidden, seed=1) / 8, format)
+    x, last, norm = make(40, hidden, seed=2), make(40, hidden, seed=3), 1 + 0.1 * make(hidden, seed=4)
+    heard = {}
+    for rows, start, known in [(1, 9, 9), (1, 10, 9), (3, 9, 9), (4, 9, 9), (2, 0, 0), (5, 20, 22), (16, 3, 18)]:
+        clean = last.clone()
+        clean[known:] = torch.nan  # rows that no verdict has come to yet
+        out = torch.full((16, hidden), 7.0, device=DEVICE)
+        feedback(x, clean, norm, EPS, weight, out, state_of(rows, start, known))
+        close(out[:rows], feedback_twin(x, last, norm, EPS, weight, start, rows, known))
+        assert (out[rows:] == 7.0).all()
+        assert torch.equal(out[: rows - 1], x[start : start + rows - 1])
+        if known:
+            heard[start + rows - known] = not torch.equal(out[rows - 1], x[start + rows - 1])
+    assert heard == {1: True, 2: True, 3: True, 4: False}

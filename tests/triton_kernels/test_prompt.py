@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, FORMATS, close, in_format, make, paged, table, unpaged
+from kernel_support import DEVICE, FORMATS, close, make, matrix, paged, table, unpaged
 from kernel_twins import attention_twin, linear_twin, qkv_twin, swiglu_twin
 
 from ppsd_rt.triton_kernels.cache import PAGE
@@ -15,10 +15,6 @@ from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, promp
 
 EPS = 1e-5
 formats = pytest.mark.parametrize("format", FORMATS)
-
-
-def matrix(outputs, inputs, format, seed=0):
-    return in_format(make(outputs, inputs, seed=seed) / inputs**0.5, format)
 
 
 def shuffled(capacity):

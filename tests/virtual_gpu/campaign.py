@@ -10,6 +10,7 @@ from there. Delete it when a kernel has changed.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,14 +20,15 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 import ppsd_rt.errors  # noqa: F401  before the folder tests/ppsd_rt can be taken for it
 
 sys.path.append(str(Path(__file__).parents[1]))
 from virtual_gpu.answers import REQUESTS, SCHEDULES, toy_model
-from virtual_gpu.build import build
 from virtual_gpu.mutations import MUTATIONS
 
-PROGRAM = Path(__file__).parent / "answers.py"
+PROGRAM, ROOT = Path(__file__).parent / "answers.py", Path(__file__).parents[2]
 FORMATS = {90: ("bfloat16", "int8", "int4", "fp8"), 80: ("bfloat16", "int8", "int4")}
 OTHERS = [name for name in SCHEDULES if name != "plain"]
 LONG = 130  # a prompt of three tiles of attention
@@ -34,14 +36,34 @@ MUTATION_SEEDS = (0, 6)
 SEEDS_AT_ONCE = 5  # in one process
 
 
+def build() -> Path:
+    """The virtual GPU (csrc/tests/virtual_gpu), built in build/ -> the driver's path. Raises RuntimeError."""
+    cmake = shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")
+    if sys.platform != "linux" or cmake is None:
+        raise RuntimeError("the virtual GPU is built with cmake, on Linux")
+    folder = ROOT / "build" / "virtual_gpu"
+    folder.mkdir(parents=True, exist_ok=True)
+    configure = [cmake, "-S", ROOT, "-B", folder, "-DPPSD_MODULE=OFF", "-DPPSD_VIRTUAL_GPU=ON"]
+    with FileLock(folder / "lock"):
+        for command in (configure, [cmake, "--build", folder, "--target", "virtual_gpu"]):
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError((done.stdout + done.stderr)[-2000:])
+    return folder / "libcuda.so.1"
+
+
+def environment(library: Path, **variables: str) -> dict[str, str]:
+    """Of a process on the virtual GPU."""
+    others = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    return {**others, "TRITON_CACHE_DIR": str(library.parent / "triton"), "PPSD_CUDA_TIMEOUT": "3600", **variables}
+
+
 def ask(library: Path, folder: Path, job: dict[str, Any], **variables: str) -> dict[str, Any]:
     """A job of answers.py -> its result."""
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(library.parent / "triton"), "PPSD_CUDA_TIMEOUT": "3600", **variables}
     done = subprocess.run(
         [sys.executable, PROGRAM],
         input=json.dumps({"library": str(library), "folder": str(folder), **job}),
-        env=environment,
+        env=environment(library, **variables),
         capture_output=True,
         text=True,
     )
@@ -64,6 +86,7 @@ def jobs(seeds: int) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
         for request in REQUESTS:
             yield f"sm_{sm} {format} {request}", {**each, "schedules": ["turns", "overlap"], "request": request}, {}
         yield f"sm_{sm} {format} feedback", {**each, "schedules": ["fixed", "overlap"], "feedback": True}, {}
+        yield f"sm_{sm} {format} company", {**each, "schedules": [], "feedback": number % 2 > 0, "company": "fixed"}, {}
         yield f"sm_{sm} {format} long", {**each, "schedules": ["fixed", "turns"], "prompt": LONG}, {}
         yield f"sm_{sm} {format} eager", {**each, "schedules": ["turns"]}, {"PPSD_CUDA_EAGER": "1"}
         yield f"sm_{sm} {format} alone", {**each, "schedules": ["fixed", "overlap"]}, {"PPSD_NO_PDL": "1"}

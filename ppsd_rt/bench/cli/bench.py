@@ -17,7 +17,7 @@ from ...cli.progress import progress_bar
 from ...cpu.machine import default_threads
 from ...engine import Engine
 from ...errors import PpsdError, UsageError
-from ...files.output import OutputFile
+from ...files import OutputFile
 from ...pipeline.schedule import AUTO, parse_schedule
 from ...sampling.params import SamplingParams
 from ..generate import Answers, Workload, measure_generation
@@ -87,7 +87,7 @@ def _kernels(args: argparse.Namespace) -> tuple[Report, bool]:
         raise UsageError(f"--rows: a pass takes at most {_native.PASS_ROWS} rows, not {max(args.rows)}")
     if args.context > MOST_CONTEXT:
         raise UsageError(f"--context must be at most {MOST_CONTEXT}, not {args.context}")
-    isas = _native.usable_isas() if args.isa == ["all"] else args.isa
+    isas = _native.usable_isas() if args.isa == ("all",) else args.isa
     threads = _threads(args)
     sweeps = Sweeps(args.dtype, threads, args.rows, args.kernels, isas, args.context, args.repeats)
 

@@ -59,8 +59,6 @@ class Seen:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.limit is not None and args.limit < 1:
-        raise UsageError(f"--limit must be at least 1, not {args.limit}")
     samplings = _chosen(args.sampling, SAMPLINGS)
     schedules = {text: parse_schedule(text) for text in (args.schedule or SCHEDULES)}
     default = not args.schedule

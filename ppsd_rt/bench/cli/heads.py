@@ -15,7 +15,7 @@ from ...cli.progress import progress_bar
 from ...cpu.backend import CpuBackend
 from ...engine import Engine
 from ...errors import UsageError
-from ...planning.price import best_length, expected_speed, measured_price
+from ...pipeline.price import best_length, expected_speed, measured_price
 from ...sampling.params import SamplingParams
 from ...statistics import Statistics
 from ..generate import total

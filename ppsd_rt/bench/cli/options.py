@@ -1,28 +1,13 @@
 """Options of the lab's commands. Most of `bench`, `eval` and `simulate` take lists, and every combination is taken."""
 
 import argparse
-from collections.abc import Callable
-from typing import TypeVar
 
 from ...cli.options import model_options, sampling_options, schedule_options
-from ...cli.values import Add, at_most, group, named, number, positive, probability, whole, zero_or
+from ...cli.values import Add, at_most, group, named, number, positive, probability, several, whole, zero_or
 from ..simulate import MOST_STAGES
 
-Item = TypeVar("Item")
 _OFF = "off"
-
-
-def list_of(item: Callable[[str], Item]) -> Callable[[str], list[Item]]:
-    """A parser, for argparse, of `A,B,...`, without doubles."""
-
-    def parse(text: str) -> list[Item]:
-        return list(dict.fromkeys(map(item, text.split(","))))
-
-    parse.__name__ = "list"
-    return parse
-
-
-words = list_of(named)
+words = several(named)
 
 
 def acceptance(text: str) -> float | None:
@@ -55,7 +40,7 @@ def bench_options(parser: argparse.ArgumentParser) -> None:
 
 def _kernel_options(parser: argparse.ArgumentParser) -> None:
     add = group(parser, "what to measure (lists: every combination)")
-    numbers = list_of(positive)
+    numbers = several(positive)
     add("--kernels A,B,...", "qkv, lm_head, ... [all]", words, default=[])
     add("--rows N,N,...", "[1,2,4,8,16]", numbers, default=[1, 2, 4, 8, 16])
     add("--isa A,B,...", "instruction sets, or all [the best]", words, default=[])
@@ -66,7 +51,7 @@ def _kernel_options(parser: argparse.ArgumentParser) -> None:
 
 def _generation_options(parser: argparse.ArgumentParser) -> None:
     add = group(parser, "what to measure (lists: every combination)")
-    numbers = list_of(positive)
+    numbers = several(positive)
     add("-p --prompt-tokens N,N,...", "lengths of a made-up prompt [64]", numbers)
     what = "answer a file of prompts instead, up to the end of the text [the 34 development prompts]"
     add("--prompts FILE", what, named, nargs="?", const=True)
@@ -75,7 +60,7 @@ def _generation_options(parser: argparse.ArgumentParser) -> None:
     what = "as for generating; may be given several times; plain is always measured [auto, with an exit head]"
     add("--schedule NAME", what, action="append")
     what = f"draft the right token with probability P instead; {_OFF}: the exit head's own drafts [{_OFF}]"
-    add("--oracle P,P,...", what, list_of(acceptance), default=[None])
+    add("--oracle P,P,...", what, several(acceptance), default=[None])
     add("--dtype A,B,...", "number formats [auto]", words, default=["auto"])
     kv_option(add)
     add("--backend", "auto, cpu (C++), cuda (Triton, captured) or torch", default="auto")
@@ -92,7 +77,7 @@ def _model_options(parser: argparse.ArgumentParser) -> None:
     add = group(parser, "model and machine")
     add("-m --model NAME", "as for generating", named, default="smollm2-135m")
     add("--exit-head HEAD", "as for generating", named, default="auto")
-    add("-t --threads N,N,...", "CPU threads [one for each core]", list_of(positive))
+    add("-t --threads N,N,...", "CPU threads [one for each core]", several(positive))
 
 
 def format_option(add: Add) -> None:
@@ -147,9 +132,9 @@ def each(text: str) -> list[float]:
 
 def simulate_options(parser: argparse.ArgumentParser) -> None:
     add = group(parser, "what to simulate (lists: every combination)")
-    add("--stages N,N,...", "devices in the pipeline, the first of them drafts [4]", list_of(at_most(MOST_STAGES)))
-    add("--acceptance P,P,...", "of a draft token [0.8]", list_of(probability), default=[0.8])
-    add("--link-ms T,T,...", "delay of every link [0]", list_of(milliseconds), default=[0.0])
+    add("--stages N,N,...", "devices in the pipeline, the first of them drafts [4]", several(at_most(MOST_STAGES)))
+    add("--acceptance P,P,...", "of a draft token [0.8]", several(probability), default=[0.8])
+    add("--link-ms T,T,...", "delay of every link [0]", several(milliseconds), default=[0.0])
     add(
         "--schedule NAME",
         f"as for generating, without auto, copies and stop rules; may be given several times [{', '.join(SCHEDULES)}]",
@@ -187,7 +172,7 @@ def watch_options(parser: argparse.ArgumentParser) -> None:
 def check_options(parser: argparse.ArgumentParser) -> None:
     add = group(parser, "what to check")
     add("--prompts FILE", "as for generating [the 34 development prompts]", named)
-    add("--limit N", "only the first N prompts of each family [all]", whole)
+    add("--limit N", "only the first N prompts of each family [all]", positive)
     add("-n --max-tokens N", "tokens per answer", whole, default=64)
     what = "to compare with plain; may be given several times [every named one and stop rule]"
     add("--schedule NAME", what, action="append")

@@ -5,9 +5,9 @@ from itertools import product
 from typing import Any
 
 from ...errors import UsageError
-from ...files.output import OutputFile
+from ...files import OutputFile
 from ...pipeline.schedule import Auto, Schedule, parse_schedule
-from ...planning.closed_forms import Pipeline, closed_form
+from ..closed_forms import Pipeline, closed_form
 from ..report import Report, columns
 from ..simulate import simulate
 from .bench import interrupted, print_report, run_facts

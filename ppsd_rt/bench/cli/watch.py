@@ -5,7 +5,7 @@ import sys
 
 from ...cli.common import as_chat, load_engine, note_plain, only_prompt, sampling_params
 from ...errors import UsageError
-from ...files.output import OutputFile
+from ...files import OutputFile
 from ...pipeline.schedule import parse_schedule
 
 

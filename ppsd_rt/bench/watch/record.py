@@ -15,7 +15,7 @@ from ...errors import PpsdError, UsageError
 from ...generation import Committed, Prompt
 from ...pipeline.rounds import Drafted
 from ...pipeline.schedule import Auto, Schedule
-from ...planning.split import cut_layers
+from ...pipeline.split import cut_layers
 from ...sampling.params import SamplingParams
 from ...trace import MARKS, Span
 

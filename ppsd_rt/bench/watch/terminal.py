@@ -6,7 +6,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from ...cli.drafts import STYLES, styles_of
+from ...cli.rendering import STYLES, styles_of
 from ...printable import printable
 from ...ranks.threads import CLOCK, Clock
 from .record import Recording, Verdict

@@ -54,7 +54,7 @@ def test_spread():
 def test_cases_take_turns_until_interrupted():
     order, progress = [], []
     assert take_turns("ab", 2, order.append, lambda *at: progress.append(at))
-    assert order == list("abab")
+    assert order == list("abba")
     assert progress == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
     def measure(case):
@@ -63,7 +63,7 @@ def test_cases_take_turns_until_interrupted():
         order.append(case)
 
     assert not take_turns("ab", 9, measure)
-    assert order == list("abababa")
+    assert order == list("abbaabb")
 
 
 def test_kernels(bench, folder, head):

@@ -1,32 +1,60 @@
-"""Simulated time against the closed forms of the papers, and sums done by hand."""
+"""Simulated time and closed forms: against the papers, against each other, and sums done by hand."""
+
+from dataclasses import replace
 
 import pytest
 
+from ppsd_rt.bench.closed_forms import Pipeline, closed_form
 from ppsd_rt.bench.simulate import simulate
 from ppsd_rt.errors import UsageError
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, PLAIN, Schedule, named, parse_schedule
-from ppsd_rt.planning.closed_forms import Pipeline
 
 PPSD = named("ppsd")
 
 
-@pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("length", [1, 2, 5, MAX_CHUNK])
-def test_draft_then_verify(length, acceptance):
-    """(1 - alpha^(K+1)) / (1 - alpha) tokens per K t_draft + t_verify(K + 1).
+def equal(stages, link=0.0):
+    """Stages that each take an equal part of a plain token's second."""
+    return Pipeline((1 / stages,) * stages, link=link)
 
-    t_draft is a pass over [0, E) and the head; t_verify is the pass over [E, L) and, before it, the row of the last
-    draft token through [0, E).
-    """
-    found = simulate(Schedule(length, length, length), Pipeline((0.15, 0.7), 0.05), acceptance, 10_000)
-    per_round = sum(acceptance**i for i in range(length + 1))
-    seconds = length * (0.15 + 0.05) + 0.15 + 0.7
-    assert found.tokens / found.seconds == pytest.approx(per_round / seconds, rel=0.02)
-    assert found.tokens / found.passes == pytest.approx(per_round, rel=0.02)
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.7, 1.0])
+def test_equal_stages_give_the_formula_of_the_paper(acceptance):
+    for stages in (2, 3, 8):
+        published = stages / (acceptance + (1 - acceptance) * stages)
+        assert closed_form(PPSD, equal(stages), acceptance) == pytest.approx(published)
+
+
+def test_draft_then_verify_by_hand():
+    """All right: 4 tokens for 3 drafts of 1 + 0.5, a row of 1, a pass of 4 rows of 2 * (1 + 3 * 0.25), links of 2."""
+    pipeline = Pipeline((1.0, 2.0), head=0.5, row_share=0.25, link=1.0)
+    assert closed_form(Schedule(3, 3, 3), pipeline, 1.0) == pytest.approx(5 * 4 / (4.5 + 1 + 3.5 + 2))
+    assert closed_form(Schedule(3, 3, 3), pipeline, 0.0) == pytest.approx(5 * 1 / (4.5 + 1 + 3.5 + 2))
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize(
+    ("schedule", "pipeline"),
+    [
+        *((Schedule(length, length, length), Pipeline((0.15, 0.7), 0.05)) for length in (1, 5, MAX_CHUNK)),
+        *((schedule, Pipeline((0.5, 0.3, 1.0, 0.2), 0.1, link=0.3)) for schedule in (PPSD, Schedule(4, 4, 4))),
+        (replace(PPSD, lookahead=3), equal(8, link=0.3)),  # few drafts do not fill a long pipeline
+    ],
+)
+def test_the_simulator_comes_to_the_closed_form(schedule, pipeline, acceptance):
+    expected = closed_form(schedule, pipeline, acceptance)
+    assert simulate(schedule, pipeline, acceptance, 5000, seed=1).speedup == pytest.approx(expected, rel=0.04)
+
+
+def test_where_there_is_no_formula():
+    pipeline = equal(4)
+    assert closed_form(PLAIN, pipeline, 0.5) == 1
+    for name in ("elastic", "eesd", "eesd:length=4,stop_rule=confidence=0.5", "ppsd:stop_rule=beta"):
+        assert closed_form(parse_schedule(name), pipeline, 0.5) is None
+    assert closed_form(Schedule(2, 4, 4), pipeline, 0.5) is None
 
 
 @pytest.mark.parametrize("stages", [1, 3])
-@pytest.mark.parametrize("link", [0.0, 0.01, 3.0])
+@pytest.mark.parametrize("link", [0.0, 3.0])
 def test_a_plain_token_passes_every_stage_and_link_once(stages, link):
     pipeline = Pipeline((0.26, *[0.5] * stages), 9.0, 0.01, link)
     assert pipeline.plain_step == pytest.approx(0.26 + 0.5 * stages + link * (stages + 1))

@@ -13,10 +13,9 @@ from ppsd_rt.models.cache import kept_gguf
 
 OURS = {  # of every kind but models
     "learned/0123456789abcdef.json": "learned",
-    "learned/tmpk3j2h1_x": "learned",
+    "learned/.ppsd-0123456789abcdef.unfinished": "learned",
     "importance/0123456789abcdef-1.npy": "importance",
     "chat/history.txt": "chat",
-    "chat/history.json": "chat",  # of earlier versions
     "benchmarks/0123456789abcdef-Q8_0.gguf": "benchmarks",
 }
 NOT_OURS = ("notes.txt", "models/mine/model.safetensors", "check/report.md", "learned/deeper/one.json")
@@ -41,7 +40,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def model(folder, tmp_path):
     made = small_gguf(tmp_path / "small.gguf")
-    path = kept_gguf(folder / "gguf" / "small", "a test", "small.gguf", lambda work: made.rename(work / "small"))
+    path = kept_gguf(folder / "models" / "small", "a test", "small.gguf", lambda work: made.rename(work / "small"))
     return path.parent
 
 
@@ -54,13 +53,13 @@ def found(folder):
 
 
 def test_it_lists_kinds_and_sizes(folder, model, capsys):
-    assert found(folder) == {(kind, name) for name, kind in OURS.items()} | {(MODELS, f"gguf/{model.name}")}
+    assert found(folder) == {(kind, name) for name, kind in OURS.items()} | {(MODELS, f"models/{model.name}")}
     assert cli.main(["cache"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == str(folder)
     rows = {line.split()[0]: line.split()[1:] for line in lines[2:-1]}
     assert (rows["learned"], rows["importance"]) == (["2", "3.0", "kB"], ["1", "1.5", "kB"])
-    assert (rows["models"][0], lines[-1].startswith("7 items, ")) == ("1", True)
+    assert (rows["models"][0], lines[-1].startswith("6 items, ")) == ("1", True)
 
 
 def test_it_removes_one_kind(folder, model, capsys):
@@ -72,7 +71,7 @@ def test_it_removes_one_kind(folder, model, capsys):
     assert capsys.readouterr().out.splitlines()[-1].startswith("removed 1 item, ")
     assert found(folder) == set()
     assert there(folder, NOT_OURS) == set(NOT_OURS)
-    assert not [path for path in (folder / "gguf").iterdir() if not path.name.endswith(".lock")]
+    assert [path.name for path in (folder / "models").iterdir() if not path.name.endswith(".lock")] == ["mine"]
     assert cli.main(["cache", "--clean"]) == 0  # nothing is left to be asked for
 
 
@@ -102,7 +101,7 @@ def test_links_lead_to_what_is_not_ours(folder, model, tmp_path):
     (outside / "check" / "seed-1.jsonl").touch()
     (outside / "model" / "ppsd-rt-stamp.json").touch()
     (outside / "one.json").touch()
-    (folder / "gguf" / "link").symlink_to(outside / "model")
+    (folder / "models" / "link").symlink_to(outside / "model")
     (folder / "learned" / "link.json").symlink_to(outside / "one.json")
     (folder / "check").rename(folder / "check-before")
     (folder / "check").symlink_to(outside / "check")

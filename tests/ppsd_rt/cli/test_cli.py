@@ -259,7 +259,7 @@ def test_check_reports_the_first_difference_with_both_logits(run, head, tmp_path
     monkeypatch.setattr(TorchPasses, "logits", wrong)
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"id": "a", "prompt": "one"}\n')
-    args = ("check", "--prompts", path, "-n", 30, "--exit-head", head, "--backend", "torch")
+    args = ("check", "--prompts", path, "-n", 12, "--exit-head", head, "--backend", "torch")
     args += ("--schedule", "eesd:stop_rule=fixed")
     status, out, _ = run(*args, "--sampling", "greedy", "--json")
     assert status == 1
@@ -338,9 +338,7 @@ def test_no_eos_in_any_file_of_the_model_ends_at_the_tokenizers(tmp_path):
         (["check", "--limit", "0"], 2, "--limit"),
         (["distill", "--out", "x.bin"], 2, ".safetensors"),
         (["distill", "--out", "/dev/null/x.safetensors"], 1, "/dev/null"),
-        (["distill", "--out", "x.safetensors", "--exit-layer", "six"], 2, "--exit-layer"),
         (["chatt"], 2, "'chatt' is not a command: write ppsd-run --chat (as a prompt it goes after --"),
-        (["server"], 2, "'server' is not a command"),
         (["chekc", "--limit", "3"], 2, "write ppsd-run check "),
         (["--raw", "info"], 2, "the command info comes first: write ppsd-run info "),
         (["x", "--temprature", "0.5"], 2, "unknown option '--temprature'; did you mean --temperature?"),
@@ -351,7 +349,6 @@ def test_no_eos_in_any_file_of_the_model_ends_at_the_tokenizers(tmp_path):
         (["x", "--max-tokens", "9" * 5000], 2, "--max-tokens"),
         (["x", "--device", "cuda:128", "--backend", "torch"], 2, "device 'cuda:128'"),
         (["lab"], 2, "lab is followed by one of bench, simulate, eval"),
-        (["lab", "bench", "generate", "-n", "9" * 5000], 2, "--max-tokens"),
         (["pull", "/no\n\x1b/such.gguf"], 1, r"/no\n\x1b/such.gguf"),
     ],
 )

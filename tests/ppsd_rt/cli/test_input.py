@@ -45,7 +45,7 @@ def test_files_come_before_the_prompt(text_of, tmp_path):
 
 def test_standard_input_is_read_as_files_are(text_of, tmp_path):
     """With a mark at its head, and in the two encodings that have one, a prompt and JSON lines are what they are."""
-    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+    for encoding in ("utf-8-sig", "utf-16"):
         for content, args, expected in (
             ("två 😀", (), ["två 😀"]),
             ('{"prompt": "ett"}\n{"prompt": "två"}\n', ("--prompts", "-"), ["ett", "två"]),
@@ -91,10 +91,6 @@ def test_options_that_do_nothing_or_too_much_are_told(options, said, caplog):
     caplog.set_level("INFO", "ppsd_rt")
     common.sampling_params(parse(["x", *options]))
     assert [message.startswith(said) for message in caplog.messages] == [True] * (said is not None)
-
-
-def test_prompts_from_standard_input(text_of):
-    assert text_of("--prompts", "-", input="one\ntwo\n") == ["one", "two"]
 
 
 def test_conversations_get_the_chat_template(folder, tmp_path, capsys):

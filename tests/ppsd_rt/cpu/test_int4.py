@@ -6,7 +6,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf_support import (
-    GGUF_NAMES,
+    MATRICES,
     OWN,
     SIZES,
     WIDE,
@@ -65,7 +65,6 @@ def test_a_files_own_four_bits_stay(kind, isa, monkeypatch):
 
 PARTS = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up"}
 PARTS |= {"down": "ffn_down", "head": "output"}
-MATRICES = [name for name in GGUF_NAMES.values() if "norm" not in name]
 
 
 @pytest.mark.parametrize("kind", [*OWN, Kind.Q6_K], ids=lambda kind: kind.name)
@@ -283,7 +282,7 @@ def test_importance_is_measured_once(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(_native, "importance", lambda *args: calls.append(args) or real(*args))
     assert np.array_equal(importance_for("int4", checkpoint, 2), first)
     assert not calls
-    file.write_bytes(file.read_bytes()[:-40])  # more of them: test_measured_caches.py
+    file.write_bytes(file.read_bytes()[:-40])  # more of them: tests/ppsd_rt/test_files.py
     for _ in range(2):
         assert np.array_equal(importance_for("int4", checkpoint, 2), first)
         assert len(calls) == 1

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from ppsd_rt._native import testing
-from ppsd_rt.planning import learned
+from ppsd_rt.pipeline import learned
 
 FAST = {1: 5.0, 2: 5.2, 4: 5.5, 8: 6.2, 16: 8.6}  # milliseconds of a pass by its rows: int8 with VNNI
 DEAR = {1: 6.6, 2: 7.7, 4: 11.6, 8: 21.0, 16: 38.2}  # int4 on AVX2
+QUICK = {1: 3.6, 2: 3.95, 4: 4.7, 8: 6.8, 16: 9.5}  # int4 with VNNI
 PARTS = {"early": 0.15, "late": 0.65, "choose": 0.2}  # of a pass
 HEAD = 0.08  # of a pass, beside the early layers: a draft
 
@@ -74,6 +75,25 @@ def test_a_head_that_is_always_wrong_costs_two_per_cent(table, noise):
         taken = [world.answer(128) for _ in range(4)]
         assert mean(taken) <= 1.022
         assert max(taken) <= (1.03 if noise == 0.0 else 1.08), "and no answer much more"
+
+
+def test_luck_with_the_clock_is_no_gain():
+    """A plain round that was held up makes those with drafts look fast: a gain, while no draft was right."""
+    worlds = [World(FAST, lambda _: 0.0, seed=seed, noise=0.3, prior=0.9) for seed in range(12)]
+    assert max(world.answer(128) for world in worlds for _ in range(6)) <= 1.08
+
+
+def test_answers_that_differ_each_get_their_drafts():
+    """As prompts do: what the answer before was like says little of this one."""
+    taken = []
+    for seed in range(30):
+        chances, world = random.Random(seed), World(QUICK, None, seed=seed, noise=0.3, prior=0.6)
+        for _ in range(10):
+            usual = min(max(chances.gauss(0.58, 0.16), 0.12), 0.92)
+            drawn = [chances.betavariate(2.4 * usual, 2.4 * (1 - usual)) for _ in range(128)]
+            world.acceptance = drawn.__getitem__
+            taken.append(world.answer(128))
+    assert mean(taken) <= 0.695
 
 
 @pytest.mark.parametrize("slower", [1.5, 2.0])

@@ -37,7 +37,6 @@ class Call(ctypes.Structure):
         ("function", ctypes.c_char_p),
         ("stream", ctypes.c_void_p),
         ("object", ctypes.c_void_p),
-        ("generation", ctypes.c_uint64),
     )
 
 
@@ -164,17 +163,36 @@ def devices(folder):
 
 
 def company(folder):
-    """An answer that begins alone, in captured stages, and one that comes when it has said a token."""
-    engine, prompts = engine_of(folder), (PROMPT, PROMPT[::-1])
-    expected = [engine.generate(prompt, PARAMS, "plain").run().ids for prompt in prompts]
-    first, second = (engine.generate(prompt, PARAMS, "elastic") for prompt in prompts)
+    """An answer that begins alone, in captured stages, and two that come when it has said two tokens."""
+    engine = engine_of(folder)
+    backend, penalised = engine.backend, replace(PARAMS, max_tokens=4, repetition_penalty=1.3, logprobs=1)
+    requests = (PROMPT, replace(PARAMS, temperature=0.8, seed=4)), (PROMPT, PARAMS), (PROMPT[1:], penalised)
+    expected = [engine.generate(*each, "plain").run() for each in requests]
+    first, *others = (engine.generate(*each, "elastic") for each in requests)
     tokens = iter(first)
-    said = [next(tokens).id]
-    session = engine.backend._answer is not None and engine.backend._answer._session is not None
-    ids = second.run().ids
+    said, alone = [next(tokens).id for _ in range(2)], backend._answer is not None
+    asked, decode = [], backend._answers.decode
+    backend._answers.decode = lambda *which: (asked.append(which[0]), decode(*which))[1]
+    begun = [next(iter(other)).id for other in others]
+    beside = len(backend._beside)
     said += [token.id for token in tokens]
-    fake.fake_cuda_clear_log()
-    return {"expected": expected, "found": [said, ids], "session": session, "misuse": fake.fake_cuda_misuse().decode()}
+    found = [other.run() for other in others]
+    backend._weights.embedding[expected[1].ids[1]] = torch.nan
+    try:
+        engine.generate(PROMPT, PARAMS, "elastic").run()
+    except PpsdError as error:
+        no_number = str(error)
+    return {
+        "expected": [answer.ids for answer in expected],
+        "found": [said, *(answer.ids for answer in found)],
+        "begun": begun,
+        "tops": [[each.top[0][0] for each in answer.logprobs] for answer in (expected[2], found[1])],
+        "alone": alone,
+        "beside": (beside, len(backend._beside)),
+        "handed over": [(limits.own, len(text)) for text, _, _, limits, *_ in asked if limits.own],
+        "no number": no_number,
+        "misuse": fake.fake_cuda_misuse().decode(),
+    }
 
 
 def loss(folder):

@@ -1,7 +1,5 @@
-"""The cuda backend through the engine: every schedule gives plain decoding's answer.
-
-In Triton's interpreter that is what eager torch says too; on a GPU, where bfloat16 rounds otherwise, its own.
-"""
+"""The cuda backend through the engine, in Triton's interpreter: every schedule gives the answer of eager torch.
+Captured stages: test_captured.py; a GPU: test_on_gpu.py."""
 
 from dataclasses import replace
 
@@ -9,11 +7,12 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
+if torch.cuda.is_available():
+    pytest.skip("the interpreter's rounding; a GPU's answers are those of test_on_gpu.py", allow_module_level=True)
 
+import kernel_support  # noqa: F401  (mends the interpreter)
 import numpy as np
-from kernel_support import unpaged  # and how the interpreter adds up
-from many_support import check_eight
-from support import loud_head, slow, tiny_model, write_model
+from support import check_eight, loud_head, slow, tiny_model, write_model
 
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.engine import Engine
@@ -25,18 +24,13 @@ from ppsd_rt.models.head_file import HeadFile
 from ppsd_rt.pipeline.rounds import Drafted
 from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.sampling.params import SamplingParams
-from ppsd_rt.triton_kernels.state import START
 
-ON_GPU = torch.cuda.is_available()
-DEVICE, DTYPE = ("cuda", "bfloat16") if ON_GPU else ("cpu", "float32")
 SMALL = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3,
     "num_attention_heads": 2, "num_key_value_heads": 1,
 }  # fmt: skip
 SAMPLED = SamplingParams(max_tokens=6, temperature=0.8, seed=4, ignore_eos=True)
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
-LONG = SamplingParams(max_tokens=20, ignore_eos=True)
-SHORTER = SamplingParams(max_tokens=12, ignore_eos=True)
 PROMPT = [72, 101, 108, 108, 111]
 
 
@@ -46,7 +40,7 @@ def folder(tmp_path_factory):
 
 
 def engine_of(folder, **options):
-    return Engine.from_pretrained(folder, exit_head="norm:1", backend="cuda", device=DEVICE, dtype=DTYPE, **options)
+    return Engine.from_pretrained(folder, exit_head="norm:1", backend="cuda", device="cpu", **options)
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +71,7 @@ def test_a_head_that_hears_a_layer_drafts_without_it(folder, tmp_path, caplog):
 
 
 @pytest.fixture(scope="module")
-def plain(folder, engine):
-    if ON_GPU:
-        return {params: engine.generate(PROMPT, params, "plain").run().ids for params in (SAMPLED, GREEDY)}
+def plain(folder):
     reference = Engine.from_pretrained(folder, exit_head="norm:1", backend="torch", device="cpu", dtype="float32")
     return {params: reference.generate(PROMPT, params, "plain").run().ids for params in (SAMPLED, GREEDY)}
 
@@ -89,9 +81,7 @@ def plain(folder, engine):
     [
         slow("plain"),
         "eesd:length=3,stop_rule=fixed",
-        slow("eesd:stop_rule=beta"),
         slow("eesd:stop_rule=survival"),
-        slow("ppsd"),
         "elastic",
         slow("auto"),
     ],
@@ -108,18 +98,7 @@ def test_every_schedule_gives_the_plain_answer(engine, plain, schedule):
         assert "a plain token" in engine.backend.explain()
 
 
-@pytest.mark.slow
-def test_verification_in_two_stages(folder, plain):
-    """Draft steps come between the stages of a pass."""
-    engine = engine_of(folder, stages=2)
-    completion = engine.generate(PROMPT, GREEDY, "elastic:first_chunk=1").run()
-    assert completion.ids == plain[GREEDY]
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    ["lookup:lookup=1", slow("eesd:length=3,lookup=1"), slow("elastic:lookup=1")],
-)
+@pytest.mark.parametrize("schedule", ["lookup:lookup=1", slow("elastic:lookup=1")])
 def test_copies_are_accepted_where_the_text_repeats_itself(engine, schedule):
     """What the model says of this prompt it says again and again, sooner or later; and so it is plain decoding's."""
     params = SamplingParams(max_tokens=16, ignore_eos=True)
@@ -130,14 +109,6 @@ def test_copies_are_accepted_where_the_text_repeats_itself(engine, schedule):
     statistics = completion.statistics
     assert 0 < statistics.copied_accepted <= statistics.copied_judged
     assert statistics.rounds < plain.statistics.rounds
-
-
-def verified_rows(engine):
-    """What they have left behind: keys and values of all layers, exit hidden states."""
-    buffers = engine.backend._alone.stages.buffers
-    end = int(buffers.state[START])
-    caches = (part[:, :end].clone() for cache in buffers.cache for part in unpaged(cache))
-    return [*caches, buffers.exit_hidden[:end].clone()]
 
 
 def test_an_oracles_drafts_and_reports_of_them(engine, plain):
@@ -163,36 +134,13 @@ def test_stop_ids_end_the_answer(engine, plain):
     assert completion.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("schedule", ["eesd:length=2,stop_rule=fixed", slow("elastic"), slow("plain")])
-def test_an_answer_begins_alone_and_goes_on_in_company(engine, plain, schedule, monkeypatch):
-    """Its captured stages end at a committed token; prompt's and decoded rows are run again as what they were."""
-    penalised = replace(GREEDY, max_tokens=4, repetition_penalty=1.3, logprobs=1)
-    expected = engine.generate(PROMPT[1:], penalised, "plain").run()
-    first = engine.generate(PROMPT, SAMPLED, schedule)
-    tokens = iter(first)
-    said = [next(tokens).id, next(tokens).id]
-    assert engine.backend._answer is not None
-    asked, decode = [], engine.backend._answers.decode
-    monkeypatch.setattr(engine.backend._answers, "decode", lambda *which: (asked.append(which[0]), decode(*which))[1])
-    others = [engine.generate(PROMPT, GREEDY, schedule), engine.generate(PROMPT[1:], penalised, schedule)]
-    begun = [next(iter(other)).id for other in others]
-    assert engine.backend._answer is None and len(engine.backend._beside) == 2
-    assert (*said, *(token.id for token in tokens)) == first.completion.ids == plain[SAMPLED]
-    assert [other.run().ids for other in others] == [plain[GREEDY], expected.ids]
-    assert begun == [plain[GREEDY][0], expected.ids[0]]
-    assert [each.top[0][0] for each in others[1].completion.logprobs] == [e.top[0][0] for e in expected.logprobs]
-    assert not engine.backend._beside
-    ((text, own),) = [(text, limits.own) for text, _, _, limits, *_ in asked if len(text) > len(PROMPT)]
-    assert own == len(text) - len(PROMPT) >= 2, "rows of its own tokens are no prompt's"
-
-
 @pytest.mark.slow
 def test_each_of_eight_is_what_it_is_alone(engine):
     pytest.importorskip("llguidance")
     check_eight(engine, "eesd:stop_rule=fixed,length=2", tokens=6)
 
 
-def test_what_needs_the_engine_ends_an_answer_that_is_alone(engine):
+def test_what_needs_the_engine_ends_an_answer(engine):
     first = engine.generate(PROMPT, GREEDY, "plain")
     tokens = iter(first)
     next(tokens)
@@ -201,7 +149,6 @@ def test_what_needs_the_engine_ends_an_answer_that_is_alone(engine):
         list(tokens)
 
 
-@pytest.mark.skipif(ON_GPU, reason="rounds otherwise")
 def test_logits_are_plain_decodings(folder, engine):
     reference = Engine.from_pretrained(folder, exit_head="none", backend="torch", device="cpu", dtype="float32")
     ours, theirs = (e.backend.logits(PROMPT, 3) for e in (engine, reference))
@@ -212,29 +159,20 @@ def test_logits_are_plain_decodings(folder, engine):
 NO_NUMBER = "^the model's output is not a number"
 
 
-@pytest.mark.parametrize("overflows", ["all", slow("one")])
-@pytest.mark.parametrize(
-    "params",
-    [GREEDY, slow(SAMPLED), SamplingParams(max_tokens=6, temperature=1.0, top_k=5, top_p=0.9, seed=1)],
-    ids=["greedy", "sampled", "filters"],
-)
-def test_logits_that_are_no_numbers_end_the_answer(tmp_path, overflows, params):
-    """All of them are NaN, or that of one id is infinite, of either sign."""
+@pytest.mark.parametrize("params", [GREEDY, slow(SamplingParams(max_tokens=6, temperature=1.0, top_k=5, seed=1))])
+def test_logits_that_are_no_numbers_end_the_answer(tmp_path, params):
+    """That of one id is infinite, of either sign."""
     model = tiny_model(tie_word_embeddings=False, **SMALL)
-    if overflows == "all":
-        model.model.layers[2].mlp.down_proj.weight.data.fill_(3e38)
-    else:
-        model.lm_head.weight.data[7] = 3e38
+    model.lm_head.weight.data[7] = 3e38
     broken = engine_of(write_model(tmp_path / "model", model, tie_word_embeddings=False, **SMALL))
     for prompt in ([1, 2, 3], [9, 8]):
         with pytest.raises(PpsdError, match=NO_NUMBER):
             broken.generate(prompt, params, "eesd:length=2,stop_rule=fixed").run()
 
 
-@pytest.mark.parametrize("schedule", [slow("plain"), slow("eesd:length=3,stop_rule=fixed"), "elastic"])
-def test_and_where_they_come_in_the_middle_of_an_answer(tmp_path, plain, schedule):
+def test_and_where_they_come_in_the_middle_of_an_answer(tmp_path, plain):
     """Also where passes are under way. The answers after it are as ever."""
-    second = plain[GREEDY][1]
+    second, schedule = plain[GREEDY][1], "elastic"
     broken = engine_of(write_model(tmp_path / "model", **SMALL))
     embedding = broken.backend._weights.embedding
     kept = embedding[second].clone()
@@ -249,17 +187,16 @@ def test_and_where_they_come_in_the_middle_of_an_answer(tmp_path, plain, schedul
 
 def test_what_it_says_of_itself(engine):
     backend = engine.backend
-    assert (backend.name, backend.dtype, backend.threads) == ("cuda", DTYPE, 1)
-    row = engine.config.kv_values * (2 if ON_GPU else 4)
-    assert backend.bytes_per_token(100) - backend.bytes_per_token(0) == 100 * row
+    assert (backend.name, backend.dtype, backend.threads) == ("cuda", "float32", 1)
+    assert backend.bytes_per_token(100) - backend.bytes_per_token(0) == 100 * 4 * engine.config.kv_values
     facts = backend.facts()
-    assert facts["launches"] == ("captured" if ON_GPU else "one by one")
+    assert facts["launches"] == "one by one"
 
 
 def test_refusals(folder, engine):
     with pytest.raises(UsageError, match="dtype 'float16' is unknown to the cuda backend"):
-        Engine.from_pretrained(folder, backend="cuda", device=DEVICE, dtype="float16")
+        Engine.from_pretrained(folder, backend="cuda", device="cpu", dtype="float16")
     with pytest.raises(UsageError, match="4 verification stages are more than"):
         engine_of(folder, stages=4)
     with pytest.raises(PpsdError, match="no exit head"):
-        Engine.from_pretrained(folder, exit_head="none", backend="cuda", device=DEVICE).generate(PROMPT, GREEDY, "eesd")
+        Engine.from_pretrained(folder, exit_head="none", backend="cuda", device="cpu").generate(PROMPT, GREEDY, "eesd")

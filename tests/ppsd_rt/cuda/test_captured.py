@@ -51,7 +51,7 @@ def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
     plain = result["plain"]
     assert len(plain["ids"]) == 4
     # The prompt's plain step is one launch, with events that tell its time; each of the three other tokens is another.
-    assert (plain["graph launches"], plain["events"]) == (1 + 3, 3)
+    assert (plain["graph launches"], plain["events"]) == (1 + 3, 2)
     for name, answer in result.items():
         assert answer["ids"] == plain["ids"], name
         assert answer["launches"] == "captured"
@@ -76,10 +76,17 @@ def test_rounds_are_captured_and_copies_taken(folder, fake_driver):
 
 
 def test_an_answer_begins_alone_and_goes_on_in_company(folder, fake_driver):
+    """Its captured stages end at a committed token; prompt's and decoded rows are run again as what they were."""
     result, errors = run("company", folder, fake_driver)
     assert errors == ""
-    assert result["session"]
+    assert result["alone"]
     assert result["found"] == result["expected"]
+    assert result["begun"] == [ids[0] for ids in result["expected"][1:]]
+    assert result["tops"][0] == result["tops"][1]
+    assert result["beside"] == [2, 0]
+    ((own, rows),) = result["handed over"]
+    assert own == rows - 3 >= 2, "rows of its own tokens are no prompt's"
+    assert result["no number"].startswith("the model's output is not a number")
     assert result["misuse"] == ""
 
 
@@ -117,6 +124,4 @@ def test_stages_that_cannot_be_captured_are_launched_one_by_one(folder, fake_dri
     result, errors = run("uncaptured", folder, fake_driver)
     assert result["ids"] == result["plain"]
     lines = errors.strip().splitlines()
-    assert lines == ["ppsd-rt: the stages cannot be captured (no room for a graph); they are launched one by one"], (
-        "once"
-    )
+    assert lines == ["ppsd-rt: the stages cannot be captured (no room for a graph): kernels go one by one"], "once"

@@ -1,7 +1,6 @@
 """Stages on several devices: the CPU's memory, parted; kernels that touch another device's part are noticed."""
 
 import gc
-import random
 import weakref
 
 import pytest
@@ -12,23 +11,17 @@ if torch.cuda.is_available():
     pytest.skip("the interpreter's devices; real ones are those of test_on_gpu.py", allow_module_level=True)
 
 from device_guard import CPUS, DeviceGuard
-from stage_support import PROMPT, VOCAB, model_of, plain_of, records_of, text_of, told, weights_of
+from stage_support import PROMPT, VOCAB, decoded_in_any_order, model_of, records_of, text_of, weights_of
 from support import slow
 
 import ppsd_rt.cuda.prompt
-from ppsd_rt.backend import Oracle
 from ppsd_rt.cuda.graphs import CaptureFailed, Graphs
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.state import (
     EPOCH,
-    LOOKAHEAD,
-    MOST,
-    RECORD_ACCEPTED,
     RECORD_COMMITTED,
-    RECORD_JUDGED,
     ROWS,
-    START,
 )
 
 GREEDY = SamplingParams()
@@ -61,30 +54,9 @@ def places_of(*numbers):
 )
 def test_any_order_of_launches_commits_the_references_text(guard, layers, kind, draft_ids, cuts, params):
     model = model_of(num_hidden_layers=len(layers))
-    end = len(PROMPT) + 8
-    truth = plain_of(model, PROMPT, params, end)
     stages = DeviceStages(weights_of(model, kind, 1, draft_ids, places=places_of(*layers)), 64, cuts)
     assert set(stages.devices) == set(places_of(*layers))
-    stages.begin(PROMPT, params, end=end, oracle=Oracle(tuple(truth), 0.65, seed=38))
-    dice, launches = random.Random(kind), 0
-    stages.plain_step()
-    while stages.buffers.state[START].item() < end - 1:
-        chunks = torch.tensor([dice.choice((1, 3, 15)), dice.choice((2, 15))], dtype=torch.int32)
-        stages.buffers.state[MOST : LOOKAHEAD + 1] = chunks
-        for _ in range(dice.choice((1, 2, 3))):
-            stages.draft_step()
-        window = (stages.buffers.state[START].item(), 16)
-        for leg in range(len(stages.legs)):
-            if leg:
-                stages.draft_step()  # while the pass is between two devices
-            stages.verification(leg, window)
-        launches += 1
-        assert launches < 30
-    assert text_of(stages) == truth
-    records = records_of(stages, 1)
-    assert told(records, PROMPT) == truth
-    judged, accepted = (sum(record[i] for record in records) for i in (RECORD_JUDGED, RECORD_ACCEPTED))
-    assert 0 < accepted < judged, "accepted and rejected draft tokens"
+    decoded_in_any_order(stages, model, params, 8)
     assert set(guard.launches) == set(stages.devices)
 
 

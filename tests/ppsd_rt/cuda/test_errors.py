@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.models.config import LlamaConfig
 
 pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
 
 from ppsd_rt.cuda.weights import DeviceWeights
 
@@ -119,19 +123,16 @@ def config_of(**changes):
 
 
 def test_too_little_memory_says_how_much_is_needed(monkeypatch):
-    config = config_of()  # Llama-3.1-8B
-    assert errors.weight_bytes(config, "bfloat16") == pytest.approx(16.06 * GB, rel=0.01)
-    assert errors.weight_bytes(config, "int8") == pytest.approx(9.03 * GB, rel=0.02)
-    assert errors.weight_bytes(config, "int4") == pytest.approx(6.09 * GB, rel=0.01)
-    tied = config_of(tie_word_embeddings=True)
-    assert errors.weight_bytes(config, "bfloat16") - errors.weight_bytes(tied, "bfloat16") == 2 * 128256 * 4096
+    config, gpu = config_of(), torch.device("cuda")  # Llama-3.1-8B
+    for format, gigabytes in (("bfloat16", 16.06), ("int8", 9.03), ("int4", 6.09)):
+        assert errors.weight_bytes(config, format, 32) == pytest.approx(gigabytes * GB, rel=0.02)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 2**30, 24 * 2**30))
     line = r"the weights as bfloat16: 15\.0 GiB are needed, .* 24\.0 GiB only 8\.0 are free; use --dtype int8 or"
     with pytest.raises(PpsdError, match=line):
-        errors.check_memory(config, "bfloat16", torch.device("cuda"))
+        errors.check_memory(config, "bfloat16", [gpu], [32])
     with pytest.raises(PpsdError, match=r"as int8: 8\.4 GiB are needed.*; use --dtype int4 or --backend cpu"):
-        errors.check_memory(config, "int8", torch.device("cuda"))
-    errors.check_memory(config, "int4", torch.device("cuda"))
+        errors.check_memory(config, "int8", [gpu], [32])
+    errors.check_memory(config, "int4", [gpu], [32])
 
 
 @pytest.mark.parametrize("format", ["bfloat16", "int8", "int4", "fp8"])
@@ -143,6 +144,16 @@ def test_the_estimate_is_what_weights_take(format, tied):
     )  # fmt: skip
     weights = DeviceWeights.random(config, format, "cpu")
     shared = tied and format == "bfloat16"
-    assert errors.weight_bytes(config, format) == weights.bytes + (0 if shared else weights.embedding.nbytes)
+    assert errors.weight_bytes(config, format, 2) == weights.bytes + (0 if shared else weights.embedding.nbytes)
     parts = [errors.weight_bytes(config, format, 1, first=first, last=not first) for first in (True, False)]
     assert sum(parts) == weights.bytes + weights.embedding.nbytes
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_the_drivers_prototypes_are_cudas():
+    """What csrc/cuda/driver.h declares of the driver is what CUDA's own header declares."""
+    header = Path(triton.__file__).parent / "backends/nvidia/include"
+    if not (header / "cuda.h").exists():
+        pytest.skip("Triton comes without CUDA's header")
+    source = Path(__file__).parents[3] / "csrc/tests/cuda_prototypes.cpp"
+    subprocess.run(["c++", "-std=c++17", "-fsyntax-only", "-I", header, source], check=True)

@@ -7,18 +7,13 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from gguf import GGMLQuantizationType as Kind
-from gguf_support import GGUF_NAMES, OWN, four_bit_model, own_bits
-from stage_support import text_of
+from gguf_support import MATRICES, OWN, four_bit_model, own_bits
 
-from ppsd_rt import Engine, SamplingParams, _native
-from ppsd_rt.cuda import weights as weights_of_device
-from ppsd_rt.cuda.stages import DeviceStages
+from ppsd_rt import _native
 from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadFile
 from ppsd_rt.triton_kernels.linear import quantise
-
-MATRICES = [name for name in GGUF_NAMES.values() if "norm" not in name]
 
 
 def on_cpu(checkpoint, *names):
@@ -46,25 +41,6 @@ def test_all_matrices_are_the_cpus(tmp_path, kind):
     assert np.array_equal(weights.lm_head.wide().numpy(), table)
     drafted = weights.with_head(HeadFile.norm(1, checkpoint, 40)).head.lm_head
     assert np.array_equal(drafted.wide().numpy()[:40], table[:40]), "rows of the LM head as they are"
-
-
-def test_an_answer_begins_as_on_a_cpu(tmp_path, monkeypatch):
-    """In Triton's interpreter, whose bfloat16 is wrong: all but the matrices is float32 here."""
-    path = four_bit_model(tmp_path / "model.gguf", dict.fromkeys(MATRICES, Kind.Q4_1))
-    prompt = [5, 9, 30, 7, 12]
-    with Engine.from_pretrained(path, backend="cpu", dtype="int4", exit_head="none", threads=1) as engine:
-        expected = engine.backend.logits(prompt)[0].argmax()
-    load = weights_of_device._Loader.__init__
-
-    def in_float32(loader, *args):
-        load(loader, *args)
-        loader.dtype = torch.float32
-
-    monkeypatch.setattr(weights_of_device._Loader, "__init__", in_float32)
-    stages = DeviceStages(DeviceWeights.from_checkpoint(Checkpoint(path), "int4", "cpu"), 32)
-    stages.begin(prompt, SamplingParams(), end=8)
-    stages.plain_step()
-    assert text_of(stages) == [*prompt, expected]
 
 
 STORED_OTHERWISE = [

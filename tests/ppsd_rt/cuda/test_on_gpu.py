@@ -5,8 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from many_support import check_eight
-from support import loud_head, write_model
+from support import check_eight, loud_head, write_model
 
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.engine import Engine
@@ -154,19 +153,6 @@ def test_the_split_is_measured_where_none_is_given(folder, engine, devices):
     assert parted.generate([*PROMPT, 7] * 5, GREEDY, "ppsd").run().ids == (
         engine.generate([*PROMPT, 7] * 5, GREEDY, "plain").run().ids
     )
-
-
-@pytest.mark.parametrize("devices", DEVICES[1:])
-def test_several_devices_without_graphs(folder, engine, devices, monkeypatch):
-    skip_without(devices)
-    monkeypatch.setenv("PPSD_CUDA_EAGER", "1")
-    parts = devices.count(",") + 1
-    parted = Engine.from_pretrained(
-        folder, exit_head="norm:2", backend="cuda", device=devices, stages=[2] * 3 if parts == 3 else [3, 3],
-        dtype=engine.backend.dtype,
-    )  # fmt: skip
-    plain = engine.generate(PROMPT, SAMPLED, "plain").run().ids
-    assert parted.generate(PROMPT, SAMPLED, "elastic").run().ids == plain
 
 
 def test_a_device_that_is_not_there_is_named(folder):

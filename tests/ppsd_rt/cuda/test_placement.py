@@ -1,5 +1,7 @@
 """Which layers are on which device: given, or by what was measured; and what is said where that cannot be."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -11,8 +13,9 @@ from support import tiny_config, write_model
 from ppsd_rt.backends import make_backend
 from ppsd_rt.cuda import backend as cuda_backend
 from ppsd_rt.cuda import errors
-from ppsd_rt.cuda.buffers import needed_bytes
+from ppsd_rt.cuda.buffers import cache_bytes
 from ppsd_rt.cuda.placement import Measured, Placement, best_sizes, given_sizes, measure
+from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.models.checkpoint import Checkpoint
@@ -88,7 +91,7 @@ def test_given_and_not_given():
 def test_needed_memory_is_each_devices():
     config = LlamaConfig.from_dict(tiny_config(**SHAPE, num_hidden_layers=4, tie_word_embeddings=True))
     table, one = config.vocab_size * 32 * 2, errors.weight_bytes(config, "bfloat16", 1, first=False, last=False)
-    needed = errors.parts_bytes(config, "bfloat16", [CPUS[0], CPUS[1], CPUS[1]], (1, 1, 2))
+    needed = errors.check_memory(config, "bfloat16", [CPUS[0], CPUS[1], CPUS[1]], (1, 1, 2))
     assert needed == {CPUS[0]: one + table, CPUS[1]: 3 * one + table}, "a tied LM head is there once more"
 
 
@@ -99,7 +102,7 @@ def test_too_little_memory_on_one_device(monkeypatch):
     with pytest.raises(
         PpsdError, match=r"3 layers as bfloat16 on cuda:1: .* are free; change --stages, or use --dtype"
     ):
-        errors.check_parts(config, "bfloat16", devices, (1, 3))
+        errors.check_memory(config, "bfloat16", devices, (1, 3))
 
 
 def test_gpus_of_different_kinds_are_told_what_was_measured(monkeypatch):
@@ -135,19 +138,25 @@ def test_the_best_split_is_found_again_for_every_head(tmp_path, monkeypatch):
     for name, value in {"top_k": 5, "top_p": 0.0, "min_p": 0.1, "repetition_penalty": 1.1, "logprobs": 0}.items():
         with pytest.raises(UsageError, match=f"temperature, without {name}: leave it out, name one GPU, or .* --ranks"):
             engine.generate([1, 2, 3], SamplingParams(temperature=1.0, **{name: value}))
-    greedy = SamplingParams(top_k=5, top_p=0.5, max_tokens=1)
-    assert engine.generate([1, 2, 3], greedy).run().ids, "which knows no filters"
+    greedy = engine.generate([1, 2, 3], SamplingParams(top_k=5, top_p=0.5, max_tokens=1))  # which knows no filters
+    with pytest.raises(PpsdError, match="several GPUs need captured stages"):
+        greedy.run()
     (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20}')
     assert Service(engine, Settings()).sampling == {"temperature": 0.6}
     with pytest.raises(UsageError, match="without top_k"):
         Service(engine, Settings(sampling={"top_k": 20}))
-    needed = needed_bytes(engine.backend.weights, 100, [])
-    assert set(needed) == {CPUS[0], CPUS[1]}
+    weights = engine.backend.weights
+    needed, whole = cache_bytes(weights, 100), DeviceStages(weights, 100, []).buffers
+    assert list(needed) == CPUS[:2]
+    assert needed[CPUS[0]] == sum(cache.nbytes for cache in whole.cache)
 
 
 @pytest.mark.skipif(ON_GPU, reason="measures on a GPU: test_on_gpu.py")
 def test_costs_are_measured(monkeypatch):
-    """By a clock on which the layer of the first stage takes 2 seconds, and that of the last with the LM head 5."""
-    monkeypatch.setattr("ppsd_rt.cuda.placement.perf_counter", iter([0.0, 2.0, 10.0, 15.0]).__next__)
-    config = LlamaConfig.from_dict(tiny_config(**SHAPE, num_hidden_layers=8))
-    assert measure(config, "float32", CPUS[1], pdl=False, captured=False) == Measured(2.0, 3.0)
+    """Where the layer of the first stage takes 2 seconds, and that of the last with the LM head 5."""
+    graphs = Mock(row=7, verify=[8, 9])
+    graphs.lanes.run.return_value = [1.0, 2.0, 5.0]
+    monkeypatch.setattr("ppsd_rt.cuda.placement.StageGraphs", lambda stages: graphs)
+    config = LlamaConfig.from_dict(tiny_config(**SHAPE, num_hidden_layers=2))
+    assert measure(config, "float32", CPUS[1], pdl=False) == Measured(2.0, 3.0)
+    graphs.lanes.run.assert_called_with(0, [7, 8, 9])

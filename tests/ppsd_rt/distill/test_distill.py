@@ -3,8 +3,6 @@
 import itertools
 import json
 import random
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -392,6 +390,26 @@ def test_texts_that_have_ended_are_kept_when_sampling_is_cut_off(job):
     assert all(2 in text.states for text in texts)
 
 
+def test_threads_write_the_shards_that_one_writes_and_keep_what_has_ended(job):
+    one, several = job("one"), job("several")
+    several.workers = 3
+    sampling = several.sample()
+    while next(sampling).done == 0:
+        pass
+    sampling.close()
+    several.prepare(resume=True)
+    assert play(several.sample()).done == play(one.sample()).done == 16 * 900
+    whole = job("whole")
+    whole.workers = 3
+    play(whole.sample())
+    for number in range(3):
+        texts = shards.read_shard(one.folder, number)
+        found = shards.read_shard(whole.folder, number)
+        assert [(text.ids.tolist(), text.answer) for text in texts] == [
+            (text.ids.tolist(), text.answer) for text in found
+        ]
+
+
 @pytest.mark.slow
 def test_training_that_was_cut_off_ends_as_if_it_had_not_been(job, monkeypatch):
     monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
@@ -466,42 +484,3 @@ def test_settings_are_checked(job):
             job("work", **changes)
     with pytest.raises(PpsdError, match="0 to 3"):
         job("work", exit_layers=(4,))
-
-
-def command(folder, tmp_path, threads):
-    options = ["--model", folder, "--out", tmp_path / "head.safetensors", "--dtype", "float32", "--threads", threads]
-    options += ["--kind", "adapter,feedback", "--exit-layer", 2, "--tokens", 16000, "--slots", 16]
-    return ["distill", *map(str, options), "--draft-vocabulary", "64", "--epochs", "1"]
-
-
-# `ppsd-run` with several processes that sample; once they do, it says so and goes no further.
-HELD = """
-import signal, sys
-from ppsd_rt.cli.main import main
-from ppsd_rt.distill.shards import NativeSamplers
-write = NativeSamplers.write_shards
-
-def held(self, plan, workers):
-    for tokens in write(self, plan, workers):
-        yield tokens
-        if tokens:
-            print("sampling", flush=True)
-            signal.pause()
-
-NativeSamplers.write_shards = held
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def sampling(folder, tmp_path):
-    program = [sys.executable, "-c", HELD, *command(folder, tmp_path, threads=2)]
-    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "sampling\n"
-    return process
-
-
-@pytest.mark.slow
-def test_no_process_outlives_a_run_that_is_killed(folder, tmp_path):
-    with sampling(folder, tmp_path) as process:
-        process.kill()
-        process.communicate()  # ends once the last of those that have its outputs has ended

@@ -7,9 +7,8 @@ import threading
 from contextlib import contextmanager, suppress
 
 import pytest
-from grammar_support import GRAMMARS
 from serve_support import HANG, NAME, Log, serving
-from support import write_model
+from support import GRAMMARS, write_model
 
 from ppsd_rt import Engine, PpsdError, RunOptions, SamplingParams, UsageError
 from ppsd_rt.engine import open_model
@@ -211,7 +210,7 @@ class Link:
 
     def __init__(self, sends=1e9, comes=()):
         self.now, self._sends, self._comes, self._limit, self.sent = 0.0, sends, list(comes), None, b""
-        self.closed = False
+        self.shut = self.closed = False
 
     def clock(self):
         return self.now
@@ -238,7 +237,7 @@ class Link:
         return data
 
     def shutdown(self, _):
-        self.closed = True
+        self.shut = True
 
     def close(self):
         self.closed = True
@@ -253,7 +252,16 @@ def test_silence_is_a_loss():
     assert [line.read()["kind"] for _ in range(2)] == ["x", "y"]
     with pytest.raises(EngineLost, match=r"it has been silent for 10 s"):
         line.read()
-    assert line.silent and link.closed and link.now == 37.0
+    assert line.silent and link.shut and link.now == 37.0
+
+
+def test_who_waits_on_a_closed_line_waits_on_no_other_connection():
+    """A file that is closed under its reader gives its number to the next who comes: the reader would wait on that."""
+    line = (link := Link()).line()
+    line.close()
+    assert link.shut and not link.closed
+    line.release()
+    assert link.closed
 
 
 def test_a_slow_link_is_not_silent():

@@ -3,9 +3,8 @@
 from contextlib import closing
 
 import pytest
-from grammar_support import GRAMMARS, PROMPT
 from rank_support import Pipeline, ids_of
-from support import EOS
+from support import EOS, GRAMMARS, PROMPT
 
 from ppsd_rt import Engine, RunOptions, SamplingParams
 from ppsd_rt.backend import Cancellation

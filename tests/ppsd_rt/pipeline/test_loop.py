@@ -34,7 +34,7 @@ def expected(truth, prompt, params, limits):
     return text[len(prompt) :], [each for each in said if each is not None]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     asked=st.lists(st.tuples(schedules, st.sampled_from(SAMPLINGS), st.booleans()), min_size=1, max_size=8),
     noise=st.sampled_from([0.0, 0.5, 2.0, 1000.0]),

@@ -86,5 +86,5 @@ def test_uniform_numbers_to_the_bit(seed, position, stream):
 
 @pytest.mark.parametrize(("a", "b"), [(1, 1), (0.4, 3.6), (30, 5)])
 def test_thompson_stop_rules_draw_beta(a, b):
-    assert scipy.stats.kstest(testing.beta(3, a, b, 200_000), "beta", args=(a, b)).pvalue > 1e-3
+    assert scipy.stats.kstest(testing.beta(3, a, b, 50_000), "beta", args=(a, b)).pvalue > 1e-3
     assert testing.beta(3, a, b, 9) == testing.beta(3, a, b, 9) != testing.beta(4, a, b, 9)

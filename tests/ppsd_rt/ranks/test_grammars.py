@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from grammar_support import GRAMMARS, PROMPT
 from rank_support import ids_of
 from serve_support import HANG
-from support import EOS, VOCAB, write_model
+from support import EOS, GRAMMARS, PROMPT, VOCAB, write_model
 
 from ppsd_rt import Engine, Grammar, PpsdError, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint

@@ -5,9 +5,8 @@ from threading import Event
 import numpy as np
 import pytest
 import torch
-from grammar_support import GRAMMARS
 from rank_support import ids_of
-from support import EOS, loud_head, slow, write_model
+from support import EOS, GRAMMARS, loud_head, slow, write_model
 
 from ppsd_rt import Engine, Oracle, SamplingParams, _native
 from ppsd_rt.errors import GrammarFailed

@@ -10,8 +10,7 @@ from threading import Event
 
 import numpy as np
 import pytest
-from grammar_support import GRAMMARS, PROMPT, SCHEMA
-from support import EOS, VOCAB, slow, write_model
+from support import EOS, GRAMMARS, PROMPT, SCHEMA, VOCAB, slow, write_model
 
 from ppsd_rt import Committed, Engine, Grammar, PpsdError, SamplingParams, UsageError
 from ppsd_rt.errors import GrammarFailed
@@ -240,21 +239,14 @@ def test_masks_are_as_wide_as_the_logits(plain):
     assert allowed[EOS + 1 : 151_665].all() and not allowed[151_665:].any()
 
 
-def test_a_pydantic_class_is_a_schema():
-    class City:
-        @staticmethod
-        def model_json_schema():
-            return SCHEMA
-
-    assert Grammar.json_schema(City) == Grammar.json_schema(SCHEMA)
-
-
 def test_response_formats():
     of = Grammar.from_response_format
     assert of({"type": "text"}) is None
     assert of({"type": "json_object"}) == Grammar.json()
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
     assert of(schema) == Grammar.json_schema(SCHEMA) == Grammar.json_schema(json.dumps(SCHEMA))
+    for kind in ("json_schema", "json_object"):  # as llama.cpp, Together and Fireworks take them
+        assert of({"type": kind, "schema": SCHEMA}) == Grammar.json_schema(SCHEMA)
     assert of({"type": "regex", "regex": "a+"}) == Grammar.regex("a+")
     for bad, said in (
         ({}, "must have the type text, json_object"),

@@ -1,6 +1,5 @@
 """Grammars that would take the machine: each hits a limit, and takes nothing else with it."""
 
-import json
 import os
 import select
 import subprocess
@@ -57,15 +56,7 @@ NESTED = '{"items":' * 5000 + "{}" + "}" * 5000
 @pytest.mark.parametrize(
     ("grammar", "said"),
     [
-        (Grammar.json_schema({"$ref": "#"}), "allows no answer at all"),
-        (Grammar.json_schema({"allOf": [{"$ref": "#"}]}), "allows no answer at all"),
-        (
-            Grammar.json_schema(
-                {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
-            ),
-            "allows no answer at all",
-        ),
-        (Grammar.json_schema({"type": "integer", "minimum": 2, "maximum": 1}), "."),
+        (Grammar.json_schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}), "allows no answer at all"),
         (Grammar.lark("start: a\na: a"), "allows no answer at all"),
         (Grammar.json_schema(NESTED), "nests too deep"),
         (Grammar.regex("(" * 20000 + "a" + ")" * 20000), "."),
@@ -77,25 +68,6 @@ def test_grammars_that_say_nothing_or_cannot_be(grammars, grammar, said):
     with pytest.raises(UsageError, match=f"the {grammar.kind} is not valid: .*({said})") as caught:
         grammars.masks(grammar)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "object", "properties": {"any": {}}},
-        {
-            "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
-            "$ref": "#/$defs/node",
-        },
-        {"anyOf": [{"type": "string"}, {"$ref": "#"}]},
-        {"const": 1},
-        {"type": "string", "minLength": 1000, "maxLength": 100000},
-        {"type": "integer", "multipleOf": 7},
-    ],
-    ids=json.dumps,
-)
-def test_schemas_that_say_something(grammars, schema):
-    assert grammars.masks(Grammar.json_schema(schema))
 
 
 def test_others_go_on_meanwhile(grammars, monkeypatch):
@@ -132,19 +104,6 @@ def test_compiled_grammars_are_kept_within_bounds(grammars, monkeypatch):
     for pattern in ("big1", "big2"):
         grammars.masks(Grammar.regex(pattern))
     assert [grammar.text for grammar in grammars._seen] == ["big2"]
-
-
-def test_white_space_in_json_has_a_bound(grammars, tokenizer):
-    mask = grammars.masks(Grammar.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}}))()
-
-    def allowed(text):
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        return mask.allowed(0, ids)[tokenizer.encode(" ", add_special_tokens=False)[0]]
-
-    for begin, most in (('{"a":', 2), ('{"a":\n', 24), ('{"a": 1 \r\n', 24)):
-        assert allowed(begin + " " * (most - 1))
-        assert not allowed(begin + " " * most)
-    assert not allowed("")
 
 
 def test_processes_end_with_the_one_that_started_them():

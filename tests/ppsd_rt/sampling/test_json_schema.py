@@ -56,6 +56,9 @@ def test_answers_fit_their_schemas(answers, schema):
         ({"$ref": "#/parts/a~1b", "parts": {"a/b": {"type": "string", "format": "path"}}}, ['"x"'], ["1"]),
         ({"oneOf": [KIND | {"properties": {"k": {"const": k}}} for k in "ab"]}, ['{"k":"b"}'], ['{"k":1}']),
         ({"type": "object", "properties": {"a": {}}}, ['{"a":1}'], ['{"a":1,"a":2}']),
+        ({"anyOf": [{"type": "string"}, {"$ref": "#"}]}, ['"x"'], ["1"]),
+        ({"type": "string", "minLength": 1000, "maxLength": 100_000}, [f'"{"a" * 1000}"'], ['"a"']),
+        ({"type": "object"}, ['{"a":  1}', f'{{"a":\n{" " * 24}1 }}'], ['{"a":   1}', f'{{"a":\n{" " * 25}1}}', " {}"]),
     ],
     ids=str,
 )

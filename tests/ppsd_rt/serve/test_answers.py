@@ -5,17 +5,13 @@ import json
 from itertools import pairwise
 
 import pytest
-from serve_support import NAME, SCHEDULE, USER, openai
+from serve_support import NAME, SCHEDULE, USER, alone, openai
 
 from ppsd_rt import Committed, RunOptions, SamplingParams
 from ppsd_rt.sampling.grammar import Grammar
 from ppsd_rt.serve.answers import Answers
 from ppsd_rt.serve.chat import Chat, ChatShape
 from ppsd_rt.serve.requests import ChatRequest
-
-
-def alone(engine, prompt, **params):
-    return engine.generate(prompt, SamplingParams(**params), SCHEDULE).run()
 
 
 def text_of(stream):

@@ -1,7 +1,6 @@
 """Requests that would hold up everybody: what they may cost is bounded, and nothing is begun before there is room."""
 
 import asyncio
-import socket
 import threading
 from unittest.mock import MagicMock
 
@@ -14,7 +13,7 @@ from ppsd_rt.backend import RunOptions
 from ppsd_rt.serve.answers import Answers
 from ppsd_rt.serve.messages import MessagesRequest
 from ppsd_rt.serve.ollama import OllamaRequest
-from ppsd_rt.serve.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ppsd_rt.serve.requests import ChatRequest, CompletionRequest, DetokenizeRequest
 from ppsd_rt.serve.responses import ResponsesRequest
 from ppsd_rt.serve.run import _Connection
 from ppsd_rt.serve.service import Service
@@ -34,7 +33,6 @@ MANY = 1000
         (CompletionRequest, {"prompt": "a", "guided_choice": [1] * MANY}),
         (CompletionRequest, {"prompt": "a", "logit_bias": {str(id): "x" for id in range(MANY)}}),
         (DetokenizeRequest, {"tokens": [""] * MANY}),
-        (TokenizeRequest, {"messages": [{}] * MANY}),
         (ResponsesRequest, {"input": [1] * MANY}),
         (ResponsesRequest, {"input": "a", "tools": [1] * MANY}),
         (MessagesRequest, {"messages": [{}] * MANY}),
@@ -62,8 +60,7 @@ def test_prompts_are_counted_before_they_are_encoded(engine, monkeypatch):
             assert (reply.status_code, reply.json()["error"]["code"]) == (400, "too_many_answers")
 
 
-@pytest.mark.parametrize("what", ["it goes", "it takes too long"])
-def test_a_client_is_watched_while_its_prompt_is_encoded(engine, clock, monkeypatch, what):
+def test_the_time_counts_while_a_prompt_is_encoded(engine, clock, monkeypatch):
     with serving(engine, timeout=30.0, sleep=clock.sleep) as served:
         begun = threading.Semaphore(0)
 
@@ -72,13 +69,10 @@ def test_a_client_is_watched_while_its_prompt_is_encoded(engine, clock, monkeypa
             await asyncio.Event().wait()
 
         monkeypatch.setattr(served.service, "encode", encode)
-        with served.connect({"stream": True}) as connection:
+        with served.connect({"stream": True}):
             assert begun.acquire(timeout=HANG) and served.service.admission.waiting == 1
-            if what == "it goes":
-                connection.shutdown(socket.SHUT_RDWR)
-            else:
-                clock.ring(30.0)
-            assert served.log.next()["status"] == (499 if what == "it goes" else 504)
+            clock.ring(30.0)
+            assert served.log.next()["status"] == 504
         assert served.service.admission.waiting == 0
 
 

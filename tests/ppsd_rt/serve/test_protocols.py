@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from serve_support import CITY, HANG, NAME, SCHEDULE, USER, anthropic, openai
+from serve_support import CITY, HANG, NAME, USER, alone, anthropic, openai
 
-from ppsd_rt import SamplingParams
 from ppsd_rt.serve import responses
 
 ARGUMENTS = ({"city": "Rome"}, {"city": "Bern"})
@@ -20,10 +19,6 @@ def served(roomy_served):
 def claude(roomy_served):
     with anthropic.Anthropic(base_url=roomy_served.url, api_key="none", max_retries=0, timeout=HANG) as client:
         yield client
-
-
-def alone(engine, messages, **params):
-    return engine.generate(messages, SamplingParams(**params), SCHEDULE).run()
 
 
 FUNCTION = {"type": "function", "name": "weather", "parameters": CITY, "strict": True}
@@ -103,16 +98,6 @@ def test_calls_of_a_response_and_their_results(served):
         {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
     ]
     assert served.client.responses.create(input=history, **asked | {"max_output_tokens": 4}).output_text
-
-
-def test_what_a_response_cannot_do(served):
-    for body, param in (
-        ({"background": True}, "background"),
-        ({"input": [{"type": "computer_call"}]}, "input[0]"),
-        ({"text": {"format": {"type": "xml"}}}, "response_format"),
-    ):
-        reply = served.http.post("/v1/responses", json={"input": "a"} | body)
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
 TOOL = {"name": "weather", "description": "of a city", "input_schema": CITY}
@@ -211,13 +196,6 @@ def test_a_chat_as_ollamas_clients_ask(served, roomy):
     assert json.loads(served.http.post("/api/chat", json=held).json()["message"]["content"]) in ARGUMENTS
 
 
-def test_a_body_without_a_type_as_ollamas_documentation_sends_it(served):
-    body = json.dumps({"messages": USER, "stream": False, "options": {"num_predict": 2}})
-    form = {"content-type": "application/x-www-form-urlencoded"}
-    assert served.http.post("/api/chat", content=body, headers=form).json()["done"]
-    assert served.http.post("/api/chat", content=body, headers={**form, "origin": "http://a"}).status_code == 400
-
-
 def test_what_ollamas_clients_are_told(served, roomy):
     [tag], [loaded] = (served.http.get(f"/api/{path}").json()["models"] for path in ("tags", "ps"))
     size = (roomy.checkpoint.folder / "model.safetensors").stat().st_size
@@ -277,6 +255,9 @@ def test_an_answer_that_ollamas_clients_have_begun_goes_on(served):
         ("/v1/responses", {"prompt": {"id": "pmpt_1"}}),
         ("/v1/responses", {"include": ["message.output_text.logprobs"]}),
         ("/v1/responses", {"n": 2}),
+        ("/v1/responses", {"background": True}),
+        ("/v1/responses", {"input": [{"type": "computer_call"}]}),
+        ("/v1/responses", {"text": {"format": {"type": "xml"}}}),
         ("/v1/messages", {"mcp_servers": [{"type": "url"}]}),
         ("/v1/messages", {"n": 2}),
         ("/v1/messages", {"tool_choice": {"type": "any"}}),

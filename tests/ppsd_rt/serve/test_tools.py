@@ -19,8 +19,8 @@ TOOLS = [
 ]
 TOOLS[1]["function"]["parameters"]["additionalProperties"] = False
 NAMES = frozenset({"weather", "clock"})
-WEATHER = [["call", "weather"], ["arguments", '{"city": "Rome"}']]
-CLOCK = [["call", "clock"], ["arguments", "{}"]]
+WEATHER = [["weather", '{"city": "Rome"}']]
+CLOCK = [["clock", "{}"]]
 
 
 CUT = f'{OPEN}{BRIEF}{{"city": "}}\\"'
@@ -34,10 +34,10 @@ OTHER = [
 def joined(pieces):
     made = []
     for piece in pieces:
-        if made and piece.kind != "call" and made[-1][0] == piece.kind:
+        if made and piece.kind == made[-1][0]:
             made[-1][1] += piece.text
         else:
-            made.append([piece.kind, piece.text])
+            made.append([piece.name or piece.kind, piece.text])
     return made
 
 
@@ -76,7 +76,7 @@ def joined(pieces):
             [["said", f'{OPEN}{BRIEF}{{"city": "Rome}}}}{SHUT}'], *CLOCK],
         ),
         (HERMES, f"{OPEN}{{'name': 'weather', 'arguments': {{'city': 'Rome',}}}}{SHUT}", WEATHER),
-        (HERMES, f'{OPEN}{BRIEF}{{"city": "{SHUT}"}}}}{SHUT}', [WEATHER[0], ["arguments", f'{{"city": "{SHUT}"}}']]),
+        (HERMES, f'{OPEN}{BRIEF}{{"city": "{SHUT}"}}}}{SHUT}', [["weather", f'{{"city": "{SHUT}"}}']]),
         (
             MISTRAL,
             f'[TOOL_CALLS] [{BRIEF}{{"city": "Rome"}}, {{"name": "clock", "arguments": {{}}}}]',

@@ -1,1 +1,0 @@
-"""Where layers go, what drafts cost and bring, and what `auto` has learned."""
