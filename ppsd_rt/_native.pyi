@@ -380,7 +380,6 @@ class Station:
         last: int,
         cores: Sequence[int],
         threads: int,
-        delay: float,
         kv_bytes: int = 0,
         taps: Sequence[int] = (),
     ) -> None: ...

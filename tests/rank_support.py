@@ -1,12 +1,6 @@
-"""Ranks as processes, of which one can be killed; and their loop and stations in one process, without a network."""
+"""The loop and the stations of ranks in one process, without a network."""
 
-import os
-import socket
-import subprocess
-import sys
 import threading
-import time
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,7 +57,7 @@ class Pipeline:
         self.stations = []
         for rank in range(1, len(sizes)):
             first, last = sum(sizes[:rank]), sum(sizes[: rank + 1])
-            self.stations.append(self.slices[rank].station(first, last, 0.0, taps))
+            self.stations.append(self.slices[rank].station(first, last, taps))
         self.loop = self.slices[0].loop(len(sizes), blocks)
         self.words = _native.pass_words(checkpoint.config.hidden_size, len(taps))
         self.failures, self._stop, self.answer = [], threading.Event(), None
@@ -135,88 +129,3 @@ class Pipeline:
             thread.join()
         for station in self.stations:
             station.close()
-
-
-class Processes:
-    """Ranks of one command, each with output and errors of its own; without torchrun, which would end them all."""
-
-    def __init__(self, count, command, folder):
-        with socket.create_server(("127.0.0.1", 0)) as held:
-            port = held.getsockname()[1]
-        self.outputs = [folder / f"out{rank}" for rank in range(count)]
-        self.errors = [folder / f"err{rank}" for rank in range(count)]
-        self.processes = []
-        for rank in range(count):
-            world = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": count}
-            world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            words = [sys.executable, "-m", "ppsd_rt", *command]
-            environment = {**os.environ, **{name: str(value) for name, value in world.items()}}
-            with open(self.outputs[rank], "wb") as out, open(self.errors[rank], "wb") as err:
-                start = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment)
-            self.processes.append(start)
-
-    def output(self):
-        """Of rank 0."""
-        return self.outputs[0].read_text(encoding="utf-8", errors="replace")
-
-    def lines(self):
-        return [path.read_text(encoding="utf-8", errors="replace").strip() for path in self.errors]
-
-    def wait_for_text(self, seconds):
-        end = time.monotonic() + seconds
-        while not self.output():
-            if time.monotonic() > end or self.processes[0].poll() is not None:
-                raise RuntimeError(f"no answer came: {self.lines()}")
-            time.sleep(0.01)
-
-    def wait(self, seconds, but=None):
-        """Exit statuses; None: still running after so many seconds."""
-        end = time.monotonic() + seconds
-        for rank, process in enumerate(self.processes):
-            if rank != but:
-                try:
-                    process.wait(max(end - time.monotonic(), 0.01))
-                except subprocess.TimeoutExpired:
-                    break
-        return [process.poll() for process in self.processes]
-
-    def close(self):
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-
-
-@dataclass(frozen=True)
-class Kill:
-    """statuses, lines of standard error: of every rank. whole: characters of rank 0 in the end; intact: they are the
-    beginning of the answer."""
-
-    rank: int
-    statuses: list[int]
-    lines: list[str]
-    whole: int
-    intact: bool
-
-    @property
-    def bad(self):
-        """Did a rank end well, silently, by a signal, with another line, or with another text?"""
-        others = [rank for rank in range(len(self.statuses)) if rank != self.rank]
-        told = all(f"rank {self.rank} " in self.lines[rank] and "\n" not in self.lines[rank] for rank in others)
-        return not (told and self.intact and all(self.statuses[rank] > 0 for rank in others))
-
-
-def kill_once(ranks, command, folder, answer, victim, by, guard):
-    """Start them, wait for the first text, send one the signal `by`, and after `guard` seconds end the others."""
-    running = Processes(ranks, command, folder)
-    try:
-        running.wait_for_text(guard)
-        printed = len(running.output())
-        running.processes[victim].send_signal(by)
-        running.wait(guard, but=victim)
-    finally:
-        running.close()
-    text = running.output()
-    said = text.rstrip("\n")
-    statuses = [process.returncode for process in running.processes]
-    return Kill(victim, statuses, running.lines(), len(said), answer.startswith(said) and len(text) >= printed)

@@ -42,7 +42,7 @@ NAMED = re.compile(r"`_?([A-Za-z_][\w:.]*)`,? (?:of|in) `((?:[\w.-]+/)+[\w.-]+\.
 CONSTANT = re.compile(r"^\| `(\w+)`(?:, `(\w+)`)? \| ([\d.]+)(?:, (\d+))? \|", re.MULTILINE)
 FOREIGN = {"--address", "--check", "--max-restarts", "--model_args", "--nproc-per-node"}  # other programs' options
 GONE = {"--bandwidth", "--cluster", "--measured", "--row-bytes", "--second"}  # of which history tells
-WIRE = int(re.findall(r"kWireVersion = (\d+);", (ROOT / "csrc/stages/wire.h").read_text())[0])
+WIRE = int(re.findall(r"kWireVersion = (\d+);", (ROOT / "csrc/stages/pass.h").read_text())[0])
 LIMITS = {  # what a page says: the constant that makes it true
     ("docs/design/overview.md", r"answers at once \| up to (\d+) \|"): MOST_ANSWERS,
     ("docs/guide/python.md", r"decodes up to (\d+) answers side by side"): MOST_ANSWERS,
@@ -50,7 +50,7 @@ LIMITS = {  # what a page says: the constant that makes it true
     ("docs/guide/python.md", r"more than (\d+) s of processor time"): SECONDS,
     ("docs/guide/serve.md", r"Its limits are (\d+) s of processor time"): SECONDS,
     ("docs/guide/serve.md", r"of processor time, (\d+) MiB"): MEMORY >> 20,
-    ("docs/design/pipeline-protocol.md", r"`csrc/stages/wire.h`, version (\d+)"): WIRE,
+    ("docs/design/pipeline-protocol.md", r"`csrc/stages/pass.h`, version (\d+)"): WIRE,
     ("docs/design/kernels.md", r"A pass takes up to (\d+) rows"): _native.PASS_ROWS,
 }
 

@@ -8,8 +8,7 @@
 #include <variant>
 
 #include "../loop/engine.h"
-#include "../loop/loop_thread.h"
-#include "../loop/alone.h"
+#include "../loop/loop.h"
 #include "../core/thread.h"
 #include "values.h"
 
@@ -38,7 +37,8 @@ Class attributes(Class type, const char* name, Member member, Others... others) 
   return type;
 }
 
-// Ends an answer's threads without the interpreter lock, which one of them may wait for to ask a grammar.
+// Ends threads, and what is the driver's, without the interpreter lock, which a thread may wait for to ask a grammar; and in its own
+// process alone.
 struct WithoutLock {
   NotAfterFork end;
   template <class Answer>

@@ -18,20 +18,6 @@ Handle handle_of(uint64_t number) {
   return reinterpret_cast<Handle>(uintptr_t(number));
 }
 
-// What ends with the driver or a thread ends without the interpreter lock, and in its own process alone.
-template <class Object>
-std::shared_ptr<Object> unlocked(Object* object) {
-  return std::shared_ptr<Object>(object, [made = forks()](Object* ended) {
-    if (made != forks()) return;
-    if (PyGILState_Check()) {
-      const py::gil_scoped_release release;
-      delete ended;
-    } else {
-      delete ended;
-    }
-  });
-}
-
 using StepHandles = std::tuple<uint64_t, uint64_t, std::map<int, uint64_t>, std::vector<uint64_t>>;
 
 Graphs steps_of(const StepHandles& handles) {
@@ -63,7 +49,7 @@ void bind_cuda(py::module_& m) {
   py::class_<Lanes, std::shared_ptr<Lanes>>(m, "GraphLanes")
       .def(py::init([](int draft_device, const std::vector<int>& verify_devices) {
              const py::gil_scoped_release release;
-             return unlocked(new Lanes(draft_device, verify_devices));
+             return std::shared_ptr<Lanes>(new Lanes(draft_device, verify_devices), WithoutLock());
            }),
            py::arg("draft_device"), py::arg("verify_devices"))
       .def("upload", [](const Lanes& lanes, uint64_t exec, int stage) {
@@ -118,7 +104,7 @@ void bind_cuda(py::module_& m) {
              auto session = std::make_unique<PyAnswer<GraphSession>>();
              session->before = before;
              if (trace) session->trace.reset(new Trace);
-             session->session = unlocked(new GraphSession(std::move(lanes), graphs, std::move(request), session->trace.get()));
+             session->session = {new GraphSession(std::move(lanes), graphs, std::move(request), session->trace.get()), WithoutLock()};
              return session;
            }),
            py::kw_only(), py::arg("lanes"), py::arg("graphs"), py::arg("prompt"), py::arg("keep"), py::arg("first"),

@@ -56,8 +56,8 @@ int at_blocks(PyLoop& loop, int file, int64_t at, int count) {
 }
 
 Chain& chain_of(PyLoop& loop) {
-  if (!loop.loop().over_ranks()) throw std::logic_error("this loop has no other ranks");
-  return loop.loop().chain();
+  if (Chain* chain = loop.loop().ranks()) return *chain;
+  throw std::logic_error("this loop has no other ranks");
 }
 
 PyAnswerEvents add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, const Schedule& schedule, const Limits& limits,
@@ -79,8 +79,8 @@ PyAnswerEvents add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampli
   request.kept = kept;
   if (oracle) request.oracle = *oracle;
   PyAnswerEvents answer;
-  if (trace) request.trace = answer.trace = loop.loop().over_ranks() ? std::make_shared<Trace>(Trace::Clock::time_point())   // as the other ranks
-                                                                                : std::make_shared<Trace>();
+  if (trace)   // over ranks by the clock of the others
+    request.trace = answer.trace = std::make_shared<Trace>(loop.loop().ranks() ? Trace::Clock::time_point() : Trace::Clock::now());
   const std::shared_ptr<AnswerEvents> out = loop.loop().add(std::move(request), automatic, grammar);
   // An answer that nobody holds ends; after a fork it is left alone, with the locks that others may have held.
   auto* held = new std::shared_ptr<AnswerEvents>(out);
@@ -234,15 +234,10 @@ void bind_decoding(py::module_& m) {
       .def_property_readonly("block_bytes", [](PyLoop& loop) { return loop.loop().block_bytes(); })
       .def_property_readonly("capacity", [](PyLoop& loop) { return loop.loop().capacity(); })
       .def_property_readonly("counts", [](PyLoop& loop) {
+        using py::literals::operator""_a;
         const LoopCounts counts = loop.loop().counts();
-        py::dict out;
-        out["rounds"] = counts.rounds;
-        out["rows"] = counts.rows;
-        out["draft_rows"] = counts.draft_rows;
-        out["prompt_rows"] = counts.prompt_rows;
-        out["shared_rows"] = counts.shared_rows;
-        out["preempted"] = counts.preempted;
-        out["overlapped"] = counts.overlapped;
-        return out;
+        return py::dict("rounds"_a = counts.rounds, "rows"_a = counts.rows, "draft_rows"_a = counts.draft_rows,
+                        "prompt_rows"_a = counts.prompt_rows, "shared_rows"_a = counts.shared_rows,
+                        "preempted"_a = counts.preempted, "overlapped"_a = counts.overlapped);
       });
 }

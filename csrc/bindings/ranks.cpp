@@ -6,7 +6,7 @@
 #include <pybind11/stl.h>
 
 #include "../loop/cpu_passes.h"
-#include "../stages/ranks.h"
+#include "../stages/pass_stage.h"
 
 namespace py = pybind11;
 using namespace ppsd;
@@ -21,18 +21,20 @@ using Words = py::array_t<int32_t, py::array::c_style>;
 void bind_ranks(py::module_& m) {
   m.attr("WIRE_VERSION") = kWireVersion;
   m.def("precise_waits", &precise_waits);
-  m.def("sleep_until", &sleep_until, py::arg("clock"), py::call_guard<py::gil_scoped_release>());
+  m.def("sleep_until", [](int64_t clock) {
+    std::this_thread::sleep_until(std::chrono::steady_clock::time_point(std::chrono::nanoseconds(clock)));
+  }, py::arg("clock"), py::call_guard<py::gil_scoped_release>());
   m.def("drafting_block_bytes", [](const PyModel& model) {
     return CpuPasses(model.model, std::make_unique<Team>(1, std::vector<int>()), {}, false).block_bytes();
   }, py::arg("model"));
 
   py::class_<CpuStation>(m, "Station")
-      .def(py::init([](const PyModel& model, int first, int last, std::vector<int> cores, int threads, double delay,
-                       size_t kv_bytes, const std::vector<int>& taps) {
-             return std::make_unique<CpuStation>(model.model, first, last, std::move(cores), threads, delay, kv_bytes, taps);
+      .def(py::init([](const PyModel& model, int first, int last, std::vector<int> cores, int threads, size_t kv_bytes,
+                       const std::vector<int>& taps) {
+             return std::make_unique<CpuStation>(model.model, first, last, std::move(cores), threads, kv_bytes, taps);
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("first"), py::arg("last"), py::arg("cores"), py::arg("threads"),
-           py::arg("delay"), py::arg("kv_bytes") = 0, py::arg("taps") = std::vector<int>())
+           py::arg("kv_bytes") = 0, py::arg("taps") = std::vector<int>())
       .def_property_readonly("blocks", [](CpuStation& rank) { return rank.passes().blocks(); })
       .def("post", [](CpuStation& rank, const Words& message) {
         const py::gil_scoped_release release;
@@ -53,5 +55,5 @@ void bind_ranks(py::module_& m) {
              rank.passes().use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
            }, py::arg("masks"))
       .def("pin", &CpuStation::pin)
-      .def("time_pass", &CpuStation::time_pass, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
+      .def("time_pass", [](CpuStation& rank, int rows, int context) { return rank.passes().time(rows, context); }, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 }

@@ -22,9 +22,11 @@ int at_most(const py::object& number, int most) {
   return PyObject_RichCompareBool(number.ptr(), py::int_(most).ptr(), Py_GT) == 1 ? most : number.cast<int>();
 }
 
-template <class Value>
-void read_if_there(py::handle from, const char* name, Value* to) {
-  if (py::hasattr(from, name)) *to = from.attr(name).cast<Value>();
+// Attributes, into members: name, member, name, member ... all: none may be missing.
+template <bool all = true, class Value, class... Others>
+void read_fields(py::handle from, const char* name, Value* to, Others... others) {
+  if (all || py::hasattr(from, name)) *to = from.attr(name).cast<Value>();
+  if constexpr (sizeof...(others) > 0) read_fields<all>(from, others...);
 }
 
 StopRule stop_rule_of(const py::object& rule) {
@@ -43,14 +45,9 @@ StopRule stop_rule_of(const py::object& rule) {
   }
   StopRule read;
   read.kind = found->second;
-  read_if_there(rule, "threshold", &read.threshold);
-  read_if_there(rule, "discount", &read.discount);
-  read_if_there(rule, "bins", &read.bins);
-  read_if_there(rule, "weight", &read.weight);
-  read_if_there(rule, "copy_threshold", &read.copy_threshold);
-  read_if_there(rule, "thresholds", &read.thresholds);
-  read_if_there(rule, "copy_thresholds", &read.copy_thresholds);
-  read_if_there(rule, "cost", &read.cost);
+  read_fields<false>(rule, "threshold", &read.threshold, "discount", &read.discount, "bins", &read.bins, "weight", &read.weight,
+                     "copy_threshold", &read.copy_threshold, "thresholds", &read.thresholds, "cost", &read.cost,
+                     "copy_thresholds", &read.copy_thresholds);
   return read;
 }
 
@@ -95,14 +92,9 @@ const EventTypes& event_types() {
 
 bool read(py::handle from, ModelShape* to) {
   if (!is(from, "ppsd_rt.models.config", "LlamaConfig")) return false;
-  to->vocab_size = from.attr("vocab_size").cast<int>();
-  to->hidden_size = from.attr("hidden_size").cast<int>();
-  to->intermediate_size = from.attr("intermediate_size").cast<int>();
-  to->num_layers = from.attr("num_hidden_layers").cast<int>();
-  to->num_heads = from.attr("num_attention_heads").cast<int>();
-  to->num_kv_heads = from.attr("num_key_value_heads").cast<int>();
-  to->head_dim = from.attr("head_dim").cast<int>();
-  to->rms_norm_eps = from.attr("rms_norm_eps").cast<float>();
+  read_fields(from, "vocab_size", &to->vocab_size, "hidden_size", &to->hidden_size, "intermediate_size", &to->intermediate_size,
+              "num_hidden_layers", &to->num_layers, "num_attention_heads", &to->num_heads, "num_key_value_heads", &to->num_kv_heads,
+              "head_dim", &to->head_dim, "rms_norm_eps", &to->rms_norm_eps);
   to->attention.clear();
   for (const py::handle layer : from.attr("layer_attention"))
     to->attention.push_back({layer.attr("rotary").cast<bool>(), layer.attr("window").cast<std::optional<int>>().value_or(0)});
@@ -111,14 +103,10 @@ bool read(py::handle from, ModelShape* to) {
 
 bool read(py::handle from, Sampling* to) {
   if (!is(from, "ppsd_rt.sampling.params", "SamplingParams")) return false;
-  to->temperature = from.attr("temperature").cast<float>();
+  read_fields(from, "temperature", &to->temperature, "top_p", &to->top_p, "min_p", &to->min_p, "logit_bias", &to->logit_bias,
+              "repetition_penalty", &to->repetition_penalty, "presence_penalty", &to->presence_penalty,
+              "frequency_penalty", &to->frequency_penalty);
   to->top_k = at_most(from.attr("top_k"), std::numeric_limits<int>::max());
-  to->top_p = from.attr("top_p").cast<float>();
-  to->min_p = from.attr("min_p").cast<float>();
-  to->repetition_penalty = from.attr("repetition_penalty").cast<float>();
-  to->presence_penalty = from.attr("presence_penalty").cast<float>();
-  to->frequency_penalty = from.attr("frequency_penalty").cast<float>();
-  to->logit_bias = from.attr("logit_bias").cast<std::vector<std::pair<int, float>>>();
   to->min_tokens = at_most(from.attr("min_tokens"), kMostRows);
   to->logprobs = from.attr("logprobs").cast<std::optional<int>>().value_or(-1);
   to->seed = from.attr("seed").cast<std::optional<uint64_t>>().value_or(0);
@@ -127,12 +115,8 @@ bool read(py::handle from, Sampling* to) {
 
 bool read(py::handle from, Schedule* to) {
   if (!is(from, "ppsd_rt.pipeline.schedule", "Schedule")) return false;
-  to->first_chunk = from.attr("first_chunk").cast<int>();
-  to->max_chunk = from.attr("max_chunk").cast<int>();
-  to->lookahead = from.attr("lookahead").cast<int>();
-  to->overlap = from.attr("overlap").cast<bool>();
-  to->lookup = from.attr("lookup").cast<int>();
-  to->recycle = from.attr("recycle").cast<bool>();
+  read_fields(from, "first_chunk", &to->first_chunk, "max_chunk", &to->max_chunk, "lookahead", &to->lookahead,
+              "overlap", &to->overlap, "lookup", &to->lookup, "recycle", &to->recycle);
   to->stop_rule = stop_rule_of(from.attr("stop_rule"));
   return true;
 }
@@ -143,15 +127,13 @@ bool read(py::handle from, Limits* to) {
   to->stop_ids.clear();
   for (const py::handle id : from.attr("stop_ids")) to->stop_ids.push_back(id.cast<int>());
   std::sort(to->stop_ids.begin(), to->stop_ids.end());
-  to->own = from.attr("own").cast<int>();
+  read_fields(from, "own", &to->own);
   return true;
 }
 
 bool read(py::handle from, Oracle* to) {
   if (!is(from, "ppsd_rt.backend", "Oracle")) return false;
-  to->truth = from.attr("truth").cast<std::vector<int>>();
-  to->acceptance = from.attr("acceptance").cast<double>();
-  to->seed = from.attr("seed").cast<uint64_t>();
+  read_fields(from, "truth", &to->truth, "acceptance", &to->acceptance, "seed", &to->seed);
   return true;
 }
 

@@ -8,8 +8,8 @@
 
 #include "../cpu/model.h"
 #include "../cpu/sampler.h"
-#include "../core/carrier.h"
-#include "../core/oracle.h"
+#include "../core/schedule.h"
+#include "../core/trace.h"
 
 namespace ppsd::bindings {
 
@@ -43,34 +43,21 @@ pybind11::list trace_spans(const Trace* trace);
 
 namespace pybind11::detail {
 
-template <>
-struct type_caster<ppsd::ModelShape> {
-  PYBIND11_TYPE_CASTER(ppsd::ModelShape, const_name("LlamaConfig"));
+template <class Value, const auto& kClass>
+struct dataclass_caster {
+  PYBIND11_TYPE_CASTER(Value, kClass);
   bool load(handle from, bool) { return ppsd::bindings::read(from, &value); }
 };
 
-template <>
-struct type_caster<ppsd::Sampling> {
-  PYBIND11_TYPE_CASTER(ppsd::Sampling, const_name("SamplingParams"));
-  bool load(handle from, bool) { return ppsd::bindings::read(from, &value); }
-};
-
-template <>
-struct type_caster<ppsd::Schedule> {
-  PYBIND11_TYPE_CASTER(ppsd::Schedule, const_name("Schedule"));
-  bool load(handle from, bool) { return ppsd::bindings::read(from, &value); }
-};
-
-template <>
-struct type_caster<ppsd::Limits> {
-  PYBIND11_TYPE_CASTER(ppsd::Limits, const_name("Limits"));
-  bool load(handle from, bool) { return ppsd::bindings::read(from, &value); }
-};
-
-template <>
-struct type_caster<ppsd::Oracle> {
-  PYBIND11_TYPE_CASTER(ppsd::Oracle, const_name("Oracle"));
-  bool load(handle from, bool) { return ppsd::bindings::read(from, &value); }
-};
+inline constexpr auto kLlamaConfig = const_name("LlamaConfig");
+inline constexpr auto kSamplingParams = const_name("SamplingParams");
+inline constexpr auto kSchedule = const_name("Schedule");
+inline constexpr auto kLimits = const_name("Limits");
+inline constexpr auto kOracle = const_name("Oracle");
+template <> struct type_caster<ppsd::ModelShape> : dataclass_caster<ppsd::ModelShape, kLlamaConfig> {};
+template <> struct type_caster<ppsd::Sampling> : dataclass_caster<ppsd::Sampling, kSamplingParams> {};
+template <> struct type_caster<ppsd::Schedule> : dataclass_caster<ppsd::Schedule, kSchedule> {};
+template <> struct type_caster<ppsd::Limits> : dataclass_caster<ppsd::Limits, kLimits> {};
+template <> struct type_caster<ppsd::Oracle> : dataclass_caster<ppsd::Oracle, kOracle> {};
 
 }  // namespace pybind11::detail

@@ -57,10 +57,7 @@ void EventQueue::wake() {
 void EventQueue::put(Event event, double seconds) {
   const std::lock_guard<std::mutex> lock(mutex_);
   events_.push_back({std::move(event), seconds});
-  const Clock::time_point now = Clock::now();
-  const bool soon = told_ != Clock::time_point{} && now - told_ < quiet_;
-  if (waiting_.fetch_add(1) + 1 < kAhead / 2 && soon) return;
-  told_ = now;
+  if (waiting_.fetch_add(1) + 1 < kAhead / 2 && quiet_ && std::exchange(told_, true)) return;
   wake();
 }
 

@@ -15,7 +15,7 @@
 #include <mutex>
 #include <system_error>
 
-#include "carrier.h"
+#include "protocol.h"
 
 namespace ppsd {
 
@@ -52,13 +52,11 @@ class Notifier {
 
 class EventQueue {
  public:
-  using Clock = std::chrono::steady_clock;
   static constexpr int kAhead = 64;   // events that may wait for the consumer before the work waits for it
 
-  // quiet: the consumer is woken no more often, but for half of kAhead. room: called by the consumer's thread when the queue
-  // is not full any more.
-  explicit EventQueue(Clock::duration quiet = {}, std::function<void()> room = {})
-      : quiet_(quiet), room_(std::move(room)) {}
+  // quiet: after the first event the consumer is woken by `tell` alone, but for half of kAhead. room: called by the consumer's
+  // thread when the queue is not full any more.
+  explicit EventQueue(bool quiet = false, std::function<void()> room = {}) : quiet_(quiet), room_(std::move(room)) {}
 
   // -- the consumer --
   enum class Status { kEvent, kEnded, kWaiting };
@@ -85,15 +83,14 @@ class EventQueue {
   bool wait(std::unique_lock<std::mutex>* lock, int milliseconds);
   void wake();
 
-  const Clock::duration quiet_;
+  const bool quiet_;
   const std::function<void()> room_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Stamped> events_;
   std::shared_ptr<Notifier> notifier_;   // or null
   std::atomic<int> waiting_{0};   // events
-  Clock::time_point told_{};
-  bool over_ = false, let_go_ = false;
+  bool told_ = false, over_ = false, let_go_ = false;
   std::exception_ptr failure_;
 };
 

@@ -38,20 +38,17 @@ static inline float uniform_from_word(uint32_t word) {
 }
 
 // One number in (0, 1) for a position, whatever else was drawn: what oracles toss.
-inline double coin(uint64_t seed, int position) {
-  const auto words = philox(PhiloxKey(seed), {0, uint32_t(position), kSimulationStream, 0});
+inline double coin(uint64_t seed, int position, uint32_t stream = kSimulationStream) {
+  const auto words = philox(PhiloxKey(seed), {0, uint32_t(position), stream, 0});
   return (double((uint64_t(words[0]) << 20) | (words[1] >> 12)) + 0.5) * 0x1p-52;
 }
 
 // A sequence of draws for a stop rule.
 class NoiseStream {
  public:
-  explicit NoiseStream(uint64_t seed, uint32_t stream = kStopRuleStream) : key_(seed), stream_(stream) {}
+  explicit NoiseStream(uint64_t seed) : seed_(seed) {}
 
-  double uniform() {  // in (0, 1)
-    const auto words = philox(key_, {0, drawn_++, stream_, 0});
-    return (double((uint64_t(words[0]) << 20) | (words[1] >> 12)) + 0.5) * 0x1p-52;
-  }
+  double uniform() { return coin(seed_, drawn_++, kStopRuleStream); }   // in (0, 1)
 
   double normal() {  // Box-Muller; the second of the pair is not kept, so that draws stay countable
     const double radius = std::sqrt(-2.0 * std::log(uniform()));
@@ -80,9 +77,8 @@ class NoiseStream {
   }
 
  private:
-  PhiloxKey key_;
-  uint32_t stream_;
-  uint32_t drawn_ = 0;
+  uint64_t seed_;
+  int drawn_ = 0;
 };
 
 }  // namespace ppsd

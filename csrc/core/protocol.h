@@ -8,7 +8,10 @@
 #include <functional>
 #include <memory>
 #include <utility>
+#include <variant>
 #include <vector>
+
+#include "noise.h"
 
 namespace ppsd {
 
@@ -53,6 +56,20 @@ struct Draft {
   int copied = 0;              // 0: drawn by the exit head; else copied, after a match of this kind (ngrams.h)
 };
 
+// Drafts that are right by a coin, for benchmarks: what is drafted at position p is `truth[p]` with probability `acceptance`, else
+// another id; the same seed gives the same mistakes. The work of drafting is done all the same.
+struct Oracle {
+  std::vector<int> truth;
+  double acceptance = 1.0;
+  uint64_t seed = 0;
+
+  Draft instead_of(const Draft& draft, int position, int vocabulary) const {   // where it knows the truth
+    if (position >= int(truth.size())) return draft;
+    const int right = truth[size_t(position)];
+    return {coin(seed, position) < acceptance ? right : (right + 1) % vocabulary, acceptance};
+  }
+};
+
 // Consecutive rows on their way through verification.
 struct Chunk {
   uint64_t epoch = 0;
@@ -84,5 +101,21 @@ struct Round {
   int copied = 0;              // of the drafts, judged or dropped: those that were copied
   bool prompt = false;
 };
+
+// A draft token was drawn for `position`; a later Round says what became of it.
+struct Drafted {
+  int position = 0;
+  int token = 0;
+};
+
+using Event = std::variant<Round, Drafted>;
+
+// The drafts that were copied for a step.
+inline std::vector<Drafted> copied_for(const DraftStep& step) {
+  std::vector<Drafted> copies;
+  const int rows = int(step.ids.size());
+  for (int row = rows - step.copied; row < rows; ++row) copies.push_back({step.start + row, step.ids[row]});
+  return copies;
+}
 
 }  // namespace ppsd

@@ -43,27 +43,6 @@ struct Posterior {
   }
 };
 
-class BetaThompson final : public Controller {
- public:
-  BetaThompson(double discount, uint64_t seed) : discount_(discount), stream_(seed) {}
-
-  bool stop(double) override {
-    const double drawn = stream_.uniform();
-    return drawn >= posterior_.draw(stream_);
-  }
-  bool stop_copying(double chance) override { return stream_.uniform() >= chance; }
-
-  void observe(const std::vector<Judged>& verdict) override {
-    posterior_.forget(discount_);
-    for (const Judged& judged : verdict) posterior_.count(judged.accepted);
-  }
-
- private:
-  double discount_;
-  NoiseStream stream_;
-  Posterior posterior_{1.0, 1.0};
-};
-
 // A posterior for each bin of confidence.
 class Bins {
  public:
@@ -86,10 +65,9 @@ class Bins {
   std::vector<Posterior> posteriors_;
 };
 
-class CalibratedThompson final : public Controller {
+class Thompson final : public Controller {
  public:
-  CalibratedThompson(const StopRule& rule, uint64_t seed)
-      : discount_(rule.discount), bins_(rule.bins, rule.weight), stream_(seed) {}
+  Thompson(double discount, const Bins& bins, uint64_t seed) : discount_(discount), bins_(bins), stream_(seed) {}
 
   bool stop(double confidence) override {
     const double drawn = stream_.uniform();
@@ -178,8 +156,8 @@ class Paying final : public Controller {
 std::unique_ptr<Controller> Controller::make(const StopRule& rule, uint64_t seed) {
   switch (rule.kind) {
     case StopRule::Kind::kConfidence: return std::make_unique<ConfidenceThreshold>(rule.threshold);
-    case StopRule::Kind::kBeta: return std::make_unique<BetaThompson>(rule.discount, seed);
-    case StopRule::Kind::kCalibrated: return std::make_unique<CalibratedThompson>(rule, seed);
+    case StopRule::Kind::kBeta: return std::make_unique<Thompson>(rule.discount, Bins(1, 2.0), seed);   // Beta(1, 1), whatever the confidence
+    case StopRule::Kind::kCalibrated: return std::make_unique<Thompson>(rule.discount, Bins(rule.bins, rule.weight), seed);
     case StopRule::Kind::kSurvival: return std::make_unique<Survival>(rule);
     case StopRule::Kind::kPaying: return std::make_unique<Paying>(rule);
     case StopRule::Kind::kFixed: break;

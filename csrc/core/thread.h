@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -47,6 +48,19 @@ class Thread {
 
 // The calling thread waits as long as it says: the system may otherwise wake it 50 us late.
 void precise_waits();
+
+inline double seconds_since(std::chrono::steady_clock::time_point begun) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
+}
+
+// What a thread does between two looks at what it waits for: nothing, for some tens of cycles.
+inline void spin_pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" : : : "memory");   // "yield" takes no time on most of these processors
+#endif
+}
 
 // For tests: how many `Thread`s of this process have not been joined; and that so many more start, and then none (below
 // 0: as many as are wanted).

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "protocol.h"
+
 namespace ppsd {
 
 constexpr int kDraftTrack = 0, kVerifyTrack = 1;   // verification stage s is track 1 + s
@@ -48,5 +50,17 @@ class Trace {
   mutable std::mutex mutex_;
   std::vector<Span> spans_;
 };
+
+// The moment of an event. Whoever reports events marks every one, in their order: so times of events are found again
+// (ppsd_rt/bench/watch/record.py).
+inline void mark(Trace* trace, int verdict_track, const Event& event) {
+  if (trace == nullptr) return;
+  if (const auto* round = std::get_if<Round>(&event)) {
+    const bool rejected = round->accepted < int(round->judged.size());
+    trace->mark(rejected ? "roll back" : "commit", verdict_track, int(round->committed.size()));
+  } else {
+    trace->mark("drafted", kDraftTrack, 1);
+  }
+}
 
 }  // namespace ppsd

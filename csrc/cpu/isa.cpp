@@ -11,32 +11,8 @@
 namespace ppsd {
 namespace {
 
-const std::map<std::string, const Kernels& (*)()> kBuilt = {   // CMakeLists.txt defines what it compiles
-#if defined(PPSD_KERNELS_AMX)
-    {"amx", amx_kernels},
-#endif
-#if defined(PPSD_KERNELS_AVX512)
-    {"avx512", avx512_kernels},
-#endif
-#if defined(PPSD_KERNELS_AVX512VNNI)
-    {"avx512vnni", avx512vnni_kernels},
-#endif
-#if defined(PPSD_KERNELS_AVXVNNI)
-    {"avxvnni", avxvnni_kernels},
-#endif
-#if defined(PPSD_KERNELS_AVX2)
-    {"avx2", avx2_kernels},
-#endif
-#if defined(PPSD_KERNELS_DOTPROD)
-    {"dotprod", dotprod_kernels},
-#endif
-#if defined(PPSD_KERNELS_NEON)
-    {"neon", neon_kernels},
-#endif
-#if defined(PPSD_KERNELS_PORTABLE)
-    {"portable", portable_kernels},
-#endif
-};
+#define PPSD_BUILT_FOR(NAME) {#NAME, NAME##_kernels},
+const std::map<std::string, const Kernels& (*)()> kBuilt = {PPSD_BUILT};   // CMakeLists.txt names what it compiles
 
 template <class Names>
 std::string joined(const Names& names) {

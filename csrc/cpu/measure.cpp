@@ -9,13 +9,8 @@
 #include "cores.h"
 
 namespace ppsd {
-namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-}  // namespace
 
 double read_bandwidth(int threads, int megabytes) {
   const size_t each = (size_t(megabytes) << 20) / threads / 1024 * 1024;
@@ -30,7 +25,7 @@ double read_bandwidth(int threads, int megabytes) {
   for (int run = 0; run < 7; ++run) {
     const auto begin = Clock::now();
     team.run([&](int member) { sums[size_t(member) * 8] += kernels.stream(memory.as<>() + each * member, each); });
-    best = std::max(best, double(each) * threads / since(begin) / 1e9);
+    best = std::max(best, double(each) * threads / seconds_since(begin) / 1e9);
   }
   return sums[0] == 1 ? 0.0 : best;   // (the sums are wanted, so the reading is done)
 }
@@ -196,7 +191,7 @@ KernelTime time_kernel(const CpuModel& model, Team& team, const std::string& nam
       const bool done = sweep.run(name, team, member);
       if (member == 0) known = done;
     });
-    if (run >= 0) times.push_back(since(begin));
+    if (run >= 0) times.push_back(seconds_since(begin));
   }
   if (!known) throw std::runtime_error("there is no kernel " + name + " in this model");
   std::sort(times.begin(), times.end());

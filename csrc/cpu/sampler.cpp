@@ -28,13 +28,11 @@ static_assert(Sampler::kNone == kNever);
 Sampler::Sampler(const Kernels& kernels, int vocab_size, int members)
     : kernels_(kernels), first_seen_(vocab_size, kNever), scratch_(members) {}
 
-void Sampler::begin(const Sampling& sampling, int kept) {
+void Sampler::begin(const Sampling& sampling) {
   sampling_ = sampling;
   sampling_.top_k = std::min(sampling.top_k, int(first_seen_.size()));
-  const std::vector<int> ids(ids_.begin(), ids_.begin() + kept);
   std::fill(first_seen_.begin(), first_seen_.end(), kNever);
   ids_.clear();
-  know(0, ids.data(), kept);
   told_ = 0;
 }
 

@@ -61,8 +61,7 @@ class Sampler {
  public:
   Sampler(const Kernels& kernels, int vocab_size, int members);
 
-  // A new answer, of which the first `kept` rows have been run before.
-  void begin(const Sampling& sampling, int kept);
+  void begin(const Sampling& sampling);   // a new answer
   // The tokens at positions [start, start + count): what was known from `start` on is void.
   void know(int start, const int* ids, int count);
   int known() const { return int(ids_.size()); }

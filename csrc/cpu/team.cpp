@@ -13,7 +13,6 @@
 #include <unistd.h>
 #endif
 
-#include "../core/spin_pause.h"
 #include "cores.h"
 
 namespace ppsd {
@@ -22,8 +21,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kSpins = 2000;   // of a pause each: some tens of microseconds
-
-double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 // Lets a thread run on these cores alone.
 bool pin_thread(pthread_t thread, const std::vector<int>& cores, std::string* problem) {
@@ -77,7 +74,7 @@ double Gate::wait_while(uint32_t old) {
 #endif
   }
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
-  return since(begin);
+  return seconds_since(begin);
 }
 
 void Gate::open() {
@@ -136,7 +133,7 @@ void Team::pass(const std::function<void(int)>& work) noexcept {
   } else {
     work(0);
   }
-  if (watching_) judge({since(begin), 1e-9 * double(slept_.exchange(0, std::memory_order_relaxed))});
+  if (watching_) judge({seconds_since(begin), 1e-9 * double(slept_.exchange(0, std::memory_order_relaxed))});
 }
 
 void Team::judge(Pass pass) {

@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "../core/spin_pause.h"
+#include "../core/thread.h"
 
 namespace ppsd::cuda {
 namespace {

@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include "../core/carrier.h"
+#include "../core/trace.h"
 #include "lanes.h"
 #include "plan.h"
 #include "record.h"

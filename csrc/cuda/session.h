@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "../core/event_queue.h"
-#include "../loop/alone.h"
+#include "../loop/policy.h"
 #include "../core/thread.h"
 #include "carrier.h"
 

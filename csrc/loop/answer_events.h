@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../core/event_queue.h"
+#include "../core/thread.h"
 
 namespace ppsd {
 
@@ -32,21 +33,15 @@ class Condition {
   bool notified_ = false;
 };
 
-class AnswerEvents {
+class AnswerEvents : public EventQueue {
  public:
   // condition: the loop's. prompt: its rows.
   AnswerEvents(std::shared_ptr<Condition> condition, int prompt)
-      : condition_(std::move(condition)),
-        prompt_(prompt),
-        events_(Clock::duration::max(), [condition = condition_] { condition->notify(); }) {}
+      : EventQueue(true, [condition] { condition->notify(); }), condition_(std::move(condition)), prompt_(prompt) {}
 
   std::vector<uint16_t> kept;   // once it has ended, if they are wanted: the hidden states of its rows, see CpuPasses::kept
 
   // -- for the consumer --
-  using Status = EventQueue::Status;
-  Status next(int milliseconds, Event* event, double* seconds) { return events_.next(milliseconds, event, seconds); }
-  bool ready(int milliseconds) { return events_.ready(milliseconds); }
-  void tell_by(std::shared_ptr<Notifier> notifier) { events_.tell_by(std::move(notifier)); }
   // Of the prompt: {rows that have passed the layers, rows that have to}, without those that earlier answers left.
   std::pair<int, int> prompt_rows() const {
     const int kept = kept_.load(), done = std::min(read_.load(), prompt_);
@@ -58,12 +53,11 @@ class AnswerEvents {
   }
   void end() {   // cancels, and returns when the loop does not work on the answer any more
     cancel();
-    events_.wait_for_end();
+    wait_for_end();
   }
 
   // -- for the loop --
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
-  bool full() const { return events_.full(); }   // the consumer is slow: work waits
   void begin(int kept) {   // time counts from the first call on
     if (begun_ != Clock::time_point{}) return;
     begun_ = Clock::now();
@@ -79,19 +73,16 @@ class AnswerEvents {
     if (paused_ != Clock::time_point{}) begun_ += Clock::now() - std::exchange(paused_, {});
   }
   void put(Event event) {   // the first is told at once, others with `tell`
-    events_.put(std::move(event), std::chrono::duration<double>(Clock::now() - begun_).count());
+    EventQueue::put(std::move(event), seconds_since(begun_));
   }
-  void tell() { events_.tell(); }
-  void finish(std::exception_ptr failure = nullptr) { events_.finish(std::move(failure)); }
 
  private:
-  using Clock = EventQueue::Clock;
+  using Clock = std::chrono::steady_clock;
 
   const std::shared_ptr<Condition> condition_;
   const int prompt_;
   std::atomic<bool> cancelled_{false};
   std::atomic<int> kept_{0}, read_{0};   // rows of the prompt
-  EventQueue events_;
   Clock::time_point begun_{}, paused_{};
 };
 

@@ -55,7 +55,7 @@ class Blocks {
   // The block that begins, after `before`, with the most of these ids, at most `most`; and how many. Nobody need hold it.
   std::pair<int, int> like(Content before, const int* ids, int most) const;
 
-  // What blocks hold that may be saved, outside of this process (saved_blocks.cpp): the most recently used first, at most `most`
+  // What blocks hold that may be saved, outside of this process: the most recently used first, at most `most`
   // of them, from a place in a file on. Returns how many. Throws std::system_error.
   int write(int file, int64_t at, int most) const;
   // So many of them into blocks that are free. One that is damaged, or stands after such a one, is as if it were not there.

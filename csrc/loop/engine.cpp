@@ -13,7 +13,7 @@ CpuEngine::CpuEngine(std::shared_ptr<const CpuModel> model, int threads)
       passes_(model_, make_shared_team(threads)),
       head_(*model_->kernels, model_->shape, model_->head, threads),
       sampler_(*model_->kernels, model_->shape.vocab_size, threads) {
-  sampler_.begin({}, 0);
+  sampler_.begin({});
 }
 
 std::vector<float> CpuEngine::logits(const std::vector<int>& ids, int last) {

@@ -51,7 +51,7 @@ size_t Loop::work(int32_t* out, int milliseconds) {
     {
       const std::lock_guard<std::mutex> lock(stepping_);
       const bool stepped = step();
-      if (const auto pass = chain().take()) return write_pass(*pass, out);
+      if (const auto pass = ranks()->take()) return write_pass(*pass, out);
       if (stepped) return 0;
     }
     condition_->wait(milliseconds);
@@ -105,6 +105,26 @@ void Loop::retire() {
 void Loop::show_counts() {
   const std::lock_guard<std::mutex> lock(mutex_);
   counts_shown_ = counts_;
+}
+
+void LoopThread::end() {
+  stop_.store(true);
+  loop_->notify();
+  thread_.join();
+  loop_->end_all(nullptr);   // with the threads of its stages
+}
+
+void LoopThread::work() {
+  loop_->pin_caller();
+  while (!stop_.load()) {
+    bool worked = false;
+    try {
+      worked = loop_->step();
+    } catch (...) {   // of memory that is not there: no answer's own
+      loop_->end_all(std::current_exception());
+    }
+    if (!worked && !stop_.load()) loop_->wait();
+  }
 }
 
 }  // namespace ppsd

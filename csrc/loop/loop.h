@@ -60,8 +60,7 @@ class Loop {
   // From any thread: draft with the exit head of this model from now on; false: some answers have not ended. Of texts that others
   // begin like, rows of the head before stay: drafts may be worse for them.
   bool draft_with(std::shared_ptr<const CpuModel> model);
-  bool over_ranks() const { return transport_.over_ranks(); }
-  Chain& chain() { return transport_.ranks(); }   // whose `land` another thread calls
+  Chain* ranks() { return transport_.ranks(); }   // whose `land` another thread calls; null: all layers are here
 
   // By one thread at a time. A round; false: there is nothing to do until something is added, cancelled or consumed.
   bool step();
@@ -96,6 +95,23 @@ class Loop {
   LoopCounts counts_shown_;
   std::vector<double> learned_;
   std::string explained_;
+};
+
+// The loop in a thread of its own.
+class LoopThread {
+ public:
+  explicit LoopThread(std::unique_ptr<Loop> loop) : loop_(std::move(loop)), thread_([this] { work(); }) {}   // throws NoThread
+  ~LoopThread() { end(); }
+
+  Loop& loop() { return *loop_; }
+  void end();   // nothing works on any answer from now on
+
+ private:
+  void work();
+
+  const std::unique_ptr<Loop> loop_;
+  std::atomic<bool> stop_{false};
+  Thread thread_;
 };
 
 }  // namespace ppsd

@@ -28,8 +28,8 @@ class ModelBackend {
   virtual void lie_in(Blocks*) {}                        // once: those that the loop hands out
   virtual bool drafts() const { return model_->drafts(); }
   virtual DraftVocabulary draft_vocabulary() const { return model_->draft_vocabulary(); }
-  virtual bool uses_feedback() const { return false; }   // the exit head draws on verified rows too
-  virtual bool lags() const { return false; }            // the exit head has layers of its own, see draw
+  virtual bool uses_feedback() const = 0;                // the exit head draws on verified rows too
+  virtual bool lags() const = 0;                         // the exit head has layers of its own, see draw
   virtual double draft_share() const = 0;   // of the weights that all layers and the LM head read, those that a draft step reads
   // Have rows other bits as a prompt's (Segment::prompt) than where decoding made them? Then texts share those of prompts alone.
   virtual bool decoded_rows_differ() const { return false; }
@@ -54,7 +54,7 @@ class ModelBackend {
   };
   // Of several texts at once. False: cancelled on the way.
   virtual bool draw(std::vector<Draw>* draws, const Cancelled& cancelled = nullptr) = 0;
-  virtual void prefill_head(const Segment&, const float*) { missing(); }   // through the exit head's own layers, for drafts to come
+  virtual void prefill_head(const Segment&, const float*) = 0;   // through the exit head's own layers, for drafts to come
 
   // Layers [E, L) on x [rows][hidden], in place, and the tokens that some of these rows choose.
   struct Chosen {
@@ -62,22 +62,21 @@ class ModelBackend {
     double late = 0.0, choose = 0.0;   // seconds
     std::vector<int> ids;
   };
-  virtual Chosen verify(const std::vector<Segment>&, float*, const std::vector<Head::Row>&, const Cancelled& = nullptr) { missing(); }
-  virtual std::exception_ptr failure(const Sampler*) const { missing(); }   // of its grammar, in the last `verify`; or null
+  virtual Chosen verify(const std::vector<Segment>&, float*, const std::vector<Head::Row>&, const Cancelled& = nullptr) = 0;
+  virtual std::exception_ptr failure(const Sampler*) const = 0;   // of its grammar, in the last `verify`; or null
   // What rows of several texts are at the tap of a head of the kind `feedback`, [rows][hidden], once they are verified: their keys and
   // values in its layer are made anew. states: Draw::drawn, or as they left the early layers where nothing was drawn from them.
-  virtual void hear(const std::vector<Segment>&, const float*, const float*) { missing(); }
+  virtual void hear(const std::vector<Segment>&, const float*, const float*) = 0;
   // What the rows of the last verification are at the head's taps, from row `row` on; and how many numbers each has.
-  virtual const float* tapped(int) const { missing(); }
+  virtual const float* tapped(int) const = 0;
   size_t tap_width() const { return size_t(taps()) * size_t(model_->shape.hidden_size); }
   int taps() const { return int(model_->taps().size()); }
-  virtual void read_taps(EagleText*, uint8_t* const*, int) { missing(); }
+  virtual void read_taps(EagleText*, uint8_t* const*, int) = 0;
   // What is kept of a text's rows [0, rows), for distillation; or nothing.
   virtual std::vector<uint16_t> kept(uint8_t* const*, int) const { return {}; }
 
  protected:
   static void take(Draw* draw, int chosen);   // a draft token, from the logits of its row
-  [[noreturn]] static void missing() { throw std::logic_error("these layers are on another rank"); }
 
   std::shared_ptr<const CpuModel> model_;
   const std::unique_ptr<Team> own_team_;

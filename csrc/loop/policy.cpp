@@ -348,6 +348,44 @@ void Policy::know(const std::vector<double>& numbers) {
   for (PassTime* time : {&times.early, &times.draft, &times.late, &times.choose}) time->know(&numbers[std::exchange(at, at + each)]);
 }
 
+// -- alone, by whole rounds --------------------------------------------------------------------------------------------
+
+// Of a pass's weights, those that a draft reads: until one has been measured.
+constexpr double kDraftShare = 0.3;
+
+AlonePolicy::AlonePolicy(double prior, bool overlaps)
+    : policy_(true, kDraftShare, prior, overlaps ? Policy::Stages::kThreads : Policy::Stages::kNone) {}
+
+void AlonePolicy::begin(const Schedule& asked, int pool) {
+  drafting_ = {};
+  drafting_.automatic = true;
+  drafting_.asked = asked;
+  drafting_.pool = pool;
+  plan();
+}
+
+// The rows of the round are its pass; what that does not explain, its draft steps took.
+const Schedule& AlonePolicy::after(const Round& round, double seconds) {
+  const int drawn = std::max(int(round.judged.size()) + round.dropped - round.copied, 0);
+  if (!schedule_.overlap) {
+    const double pass = drawn > 0 && policy_.times.late.known() ? std::min(policy_.times.late(round.rows), seconds) : seconds;
+    policy_.took(&PassTimes::late, round.rows, pass);
+    if (drawn > 0) policy_.took_steps(drawn, std::max(seconds - pass, 1e-9));
+  }
+  now_ += std::chrono::nanoseconds(int64_t(1e9 * seconds));
+  policy_.learn(&drafting_, round, false, now_);
+  plan();
+  return schedule_;
+}
+
+void AlonePolicy::plan() {
+  std::vector<Policy::Writer> writers{{&drafting_, {}}};
+  policy_.plan(&writers, {0, 0, kMaxChunk, true, drafting_.overlaps});
+  schedule_ = writers.front().schedule;
+}
+
+// -- an allotment ------------------------------------------------------------------------------------------------------
+
 Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, int others, int writing, int left, int most,
                 int reading, int copying) {
   constexpr int kRefinements = 3;   // of what a second is worth, which depends on the drafts that it decides

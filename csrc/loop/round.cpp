@@ -14,8 +14,6 @@ Part part_of_step(Sequence* answer) {
   return {answer, answer->step.start, int(answer->step.ids.size()), false, answer->step.ids};
 }
 
-double seconds_since(Clock::time_point begun) { return std::chrono::duration<double>(Clock::now() - begun).count(); }
-
 }  // namespace
 
 RoundRunner::RoundRunner(ModelBackend* backend, Admission* admission, Transport* transport, LoopCounts* counts, int prompt_rows, double prior)

@@ -8,10 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "../core/oracle.h"
 #include "../core/scheduler.h"
 #include "../core/trace.h"
-#include "../stages/ranks.h"
+#include "../stages/pass.h"
 #include "answer_events.h"
 #include "blocks.h"
 #include "exit_rows.h"
@@ -34,11 +33,10 @@ struct Request {
 };
 
 struct Sequence {
-  // told: the number of its grammar, see Loop::add. track: of its trace, where verdicts are marked.
-  Sequence(Request wanted, bool automatic, int told, int track, ModelBackend* computed_by, Blocks* blocks, std::shared_ptr<Condition> condition)
+  // told_grammar: its number, see Loop::add. track: of its trace, where verdicts are marked.
+  Sequence(Request wanted, bool automatic, int told_grammar, int track, ModelBackend* computed_by, Blocks* blocks, std::shared_ptr<Condition> condition)
       : backend(*computed_by),
         request(std::move(wanted)),
-        grammar(told),
         verdict_track(track),
         prompt_rows(int(request.prompt.size()) - request.limits.own - 1),
         rotated_as(backend.model().rotary.matters(prompt_rows + 1)),
@@ -52,11 +50,11 @@ struct Sequence {
     Sampling sampling = request.sampling;
     sampling.answer = prompt_rows + 1;
     sampling.stop_ids = request.limits.stop_ids;
-    verifying->begin(sampling, 0);
-    settings = words_of({request.limits.end, sampling.answer, grammar, sampling});
+    verifying->begin(sampling);
+    settings = {request.limits.end, told_grammar, sampling};
     sampling.logprobs = -1;   // of drafts nobody asks
     sampling.mask = sampling.draft_mask;
-    drafting.begin(sampling, 0);
+    drafting.begin(sampling);
     scheduler.remember(request.ngrams);
     drafts.automatic = automatic;
     drafts.asked = request.schedule;
@@ -142,7 +140,7 @@ struct Sequence {
 
   ModelBackend& backend;
   const Request request;
-  const int grammar, verdict_track;
+  const int verdict_track;
   const int prompt_rows;      // of the text: of the prompt, all but the last, which is the first that a token is chosen after
   const int rotated_as;       // see Rotary::matters
   const std::shared_ptr<AnswerEvents> out;
@@ -167,9 +165,10 @@ struct Sequence {
 
   // Where stages have passes of their own:
   size_t words() const {           // of the tables of a pass, at the most
-    return settings.size() + text().size() - size_t(std::min(told, rows)) + text().size() / kSpan + 4 * kPassRows;
+    const Sampling& sampling = settings.sampling;
+    return 2 * sampling.logit_bias.size() + sampling.stop_ids.size() + text().size() - size_t(std::min(told, rows)) + text().size() / kSpan + 4 * kPassRows;
   }
-  std::vector<int32_t> settings;   // what they are told first
+  Settings settings;               // what they are told first
   int number = 0;                  // 0: they have not heard of it
   int told = 0;                    // tokens that the last rank's sampler knows
   int flying = 0;                  // passes that are under way with rows of it

@@ -18,8 +18,8 @@ TextStages::TextStages(std::unique_ptr<ModelBackend> passes, const Sampling& sam
 void TextStages::begin(int answer, uint64_t key) {
   sampling_.seed = key;
   sampling_.answer = answer;
-  drafting_.begin(sampling_, 0);
-  verifying_.begin(sampling_, 0);
+  drafting_.begin(sampling_);
+  verifying_.begin(sampling_);
   vocabulary_ = passes_->draft_vocabulary();
   eagle_ = {};
   exits_.restart(headed_ = 0);

@@ -100,10 +100,9 @@ void Transport::verify(const std::vector<Part>& parts, float* x, const Cancelled
 void Transport::send(const std::vector<Part>& parts, const float* x) {
   PassMessage pass;
   Blocks::Changes changes = blocks_.take_changes();
-  pass.wiped.assign(changes.wiped.begin(), changes.wiped.end());
-  pass.copies.assign(changes.copies.begin(), changes.copies.end());
-  pass.closed.assign(closed_.begin(), closed_.end());
-  closed_.clear();
+  pass.wiped = std::move(changes.wiped);
+  pass.copies = std::move(changes.copies);
+  pass.closed = std::exchange(closed_, {});
   pass.wants_hidden = backend_.uses_feedback();
   Flight flight{0, parts, true, Clock::now()};
   for (Part& part : flight.parts) {
@@ -203,7 +202,7 @@ void Transport::conclude(const PassVerdict& verdict) {
       verdict.tapped.size() != size_t(rows) * width)
     throw std::runtime_error("a verdict is on another pass than was sent");
   if (ranks_ && flight.alone && verdict.dropped.empty())   // else it may have waited for others of its own, or not gone all the way
-    round_.policy().took(&PassTimes::late, rows, std::chrono::duration<double>(Clock::now() - flight.begun).count());
+    round_.policy().took(&PassTimes::late, rows, seconds_since(flight.begun));
   size_t next = 0;
   const float* after = verdict.tapped.data();
   for (size_t p = 0; p < flight.parts.size(); ++p) {
@@ -243,8 +242,7 @@ bool Transport::rejected(const Sequence& answer) {
     const Part& part = last.parts.front();
     if (last.parts.size() > 1) return false;
     if (part.answer != &answer || part.prompt || part.epoch != answer.scheduler.epoch()) return false;
-    const std::vector<int> chosen(verdict.chosen.begin(), verdict.chosen.end());
-    return answer.scheduler.rejects(part.start + part.rows - int(chosen.size()), chosen);
+    return answer.scheduler.rejects(part.start + part.rows - int(verdict.chosen.size()), verdict.chosen);
   });
 }
 

@@ -44,8 +44,7 @@ class Transport {
   bool overlap(Sequence* alone);
   void close();   // ends threads; what is under way lands no more
 
-  Chain& ranks() { return *ranks_; }                  // over ranks: whose `land` another thread calls
-  bool over_ranks() const { return ranks_ != nullptr; }
+  Chain* ranks() { return ranks_.get(); }             // over ranks: whose `land` another thread calls; or null
 
  private:
   // A pass on its way over the stages.

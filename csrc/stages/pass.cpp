@@ -8,28 +8,48 @@
 namespace ppsd {
 namespace {
 
-using Pairs = std::vector<std::pair<int32_t, int32_t>>;
+//   0 magic     1 kind      2-3 number  4 limit     5 count     6 more      7 flags     8-9 sent (ns)     10-15 zero
+struct WireHeader {
+  int32_t magic = 0x50535000 + kWireVersion, kind = 0;
+  uint64_t number = 0;  // of the pass
+  int32_t limit = 0;    // rows up to which the passes after it may join it
+  int32_t count = 0;    // rows, or tokens of a verdict
+  int32_t more = 0;     // words of tables
+  int32_t flags = 0;
+  int64_t sent = 0;     // steady clock of the sender, for an injected delay on one host
+  int32_t zero[6] = {};
+};
+static_assert(sizeof(WireHeader) == kWireIds * 4, "the header's layout");
 
-constexpr int kMostFailures = kPassRows;
+enum class Wire : int32_t { kPass = 1, kChosen = 2 };
+// kWireFeedback: the verdict is to carry the rows' hidden states home, for the exit head; or it does. kWireTrace: stages record a
+// timeline.
+enum WireFlags : int32_t { kWireFeedback = 1, kWireTrace = 2 };
 
 [[noreturn]] void malformed() { throw std::runtime_error("a pass is malformed"); }
 
-// One word after the other.
+// -- tables: one word after the other. A Writer and a Reader have the same functions, so that what they are of is said once. --
+
 class Writer {
  public:
   explicit Writer(int32_t* out) : at_(out), end_(out + kPassTables) {}
-  void put(int32_t word) {
-    if (at_ == end_) throw std::logic_error("a pass has more tables than a message has room for");
-    *at_++ = word;
+  template <class Value>
+  void value(const Value& value) {   // of four or eight bytes
+    const size_t words = sizeof value / sizeof *at_;
+    if (size_t(end_ - at_) < words) throw std::logic_error("a pass has more tables than a message has room for");
+    std::memcpy(at_, &value, sizeof value);
+    at_ += words;
   }
-  void put(const std::vector<int32_t>& words) {
-    put(int32_t(words.size()));
-    for (int32_t word : words) put(word);
+  void number(int32_t number) { value(number); }   // from 0 on
+  template <class List, class Write>
+  void each(const List& list, const Write& write) {
+    number(int32_t(list.size()));
+    for (const auto& one : list) write(one);
   }
-  void put(const Pairs& pairs) {
-    put(int32_t(pairs.size()));
-    for (const auto& [first, second] : pairs) put(first), put(second);
+  void all(const std::vector<int32_t>& list) {
+    each(list, [this](int32_t word) { value(word); });
   }
+  void text(const std::string& text) { all({text.begin(), text.end()}); }
   int32_t* at() const { return at_; }
 
  private:
@@ -39,37 +59,77 @@ class Writer {
 class Reader {
  public:
   Reader(const int32_t* begin, size_t words) : at_(begin), end_(begin + words) {}
-  int32_t get() {
-    if (at_ == end_) malformed();
-    return *at_++;
-  }
-  int32_t at_least(int32_t least) {
-    const int32_t word = get();
-    return word >= least ? word : (malformed(), 0);
-  }
-  int32_t count() {
-    const int32_t words = at_least(0);
-    return words <= end_ - at_ ? words : (malformed(), 0);
-  }
-  std::vector<int32_t> many() {
-    const int32_t words = count();
-    std::vector<int32_t> all(at_, at_ + words);
+  template <class Value>
+  void value(Value& value) {
+    const size_t words = sizeof value / sizeof *at_;
+    if (size_t(end_ - at_) < words) malformed();
+    std::memcpy(&value, at_, sizeof value);
     at_ += words;
-    return all;
   }
-  Pairs pairs() {   // of numbers from 0
-    Pairs all;
-    for (int32_t left = count(); left > 0; --left) {
-      const int32_t first = at_least(0);
-      all.emplace_back(first, at_least(0));
-    }
-    return all;
+  void number(int32_t& number) {
+    value(number);
+    if (number < 0) malformed();
+  }
+  template <class List, class Read>
+  void each(List& list, const Read& read) {
+    int32_t count;
+    number(count);
+    if (count > end_ - at_) malformed();
+    for (; count > 0; --count) read(list.emplace_back());
+  }
+  void all(std::vector<int32_t>& list) {
+    each(list, [this](int32_t& word) { value(word); });
+  }
+  void text(std::string& text) {
+    std::vector<int32_t> letters;
+    all(letters);
+    text.assign(letters.begin(), letters.end());
   }
   bool ended() const { return at_ == end_; }
 
  private:
   const int32_t *at_, *const end_;
 };
+
+template <class Tables, class Pass>
+void pass_tables(Tables& tables, Pass& pass) {
+  tables.all(pass.wiped);
+  tables.each(pass.copies, [&](auto& copy) { tables.number(copy.first), tables.number(copy.second); });
+  tables.all(pass.closed);
+  tables.each(pass.opened, [&](auto& opened) {
+    tables.value(opened.answer);
+    tables.number(opened.settings.end), tables.number(opened.settings.grammar);
+    auto& sampling = opened.settings.sampling;
+    tables.number(sampling.answer), tables.number(sampling.min_tokens);
+    tables.value(sampling.logprobs), tables.value(sampling.top_k), tables.value(sampling.seed);
+    for (auto* number : {&sampling.temperature, &sampling.top_p, &sampling.min_p, &sampling.repetition_penalty,
+                         &sampling.presence_penalty, &sampling.frequency_penalty})
+      tables.value(*number);
+    tables.each(sampling.logit_bias, [&](auto& bias) { tables.value(bias.first), tables.value(bias.second); });
+    tables.all(sampling.stop_ids);
+  });
+  tables.each(pass.parts, [&](auto& part) {
+    tables.value(part.answer);
+    for (auto* number : {&part.epoch, &part.start, &part.rows, &part.chooses, &part.known}) tables.number(*number);
+    tables.all(part.ids), tables.all(part.blocks);
+  });
+}
+
+// tapped: how many numbers of taps there are.
+template <class Tables, class Verdict>
+void verdict_tables(Tables& tables, Verdict& verdict, int32_t& tapped) {
+  tables.all(verdict.dropped), tables.all(verdict.chosen);
+  tables.each(verdict.logprobs, [&](auto& logprobs) {
+    tables.value(logprobs.own);
+    tables.each(logprobs.top, [&](auto& top) { tables.value(top.first), tables.value(top.second); });
+  });
+  tables.each(verdict.failures, [&](auto& failure) {
+    tables.number(failure.part), tables.value(failure.grammar), tables.text(failure.why);
+  });
+  tables.number(tapped);
+}
+
+// -- a message ---------------------------------------------------------------------------------------------------------
 
 size_t close_message(Wire kind, uint64_t number, int count, int limit, int32_t flags, const Writer& tables, int32_t* out) {
   WireHeader header;
@@ -88,7 +148,7 @@ WireHeader open_message(Wire kind, const int32_t* message, size_t words) {
   WireHeader header;
   if (words < kWireIds) malformed();
   std::memcpy(static_cast<void*>(&header), message, sizeof header);
-  if (header.magic != kWireMagic) throw std::runtime_error("a message is not of wire version " + std::to_string(kWireVersion));
+  if (header.magic != WireHeader().magic) throw std::runtime_error("a message is not of wire version " + std::to_string(kWireVersion));
   const bool fits = header.kind == int32_t(kind) && header.count >= 0 && header.count <= kPassRows && header.more >= 0 &&
                     size_t(header.more) <= std::min(kPassTables, words - kWireIds);
   return fits ? header : (malformed(), header);
@@ -149,17 +209,7 @@ void PassMessage::join(const PassMessage& next) {
 
 size_t write_pass(const PassMessage& pass, int32_t* out) {
   Writer tables(out + kWireIds);
-  tables.put(pass.wiped);
-  tables.put(pass.copies);
-  tables.put(pass.closed);
-  tables.put(int32_t(pass.opened.size()));
-  for (const PassMessage::Opened& opened : pass.opened) tables.put(opened.answer), tables.put(opened.settings);
-  tables.put(int32_t(pass.parts.size()));
-  for (const PassPart& part : pass.parts) {
-    for (int32_t word : {part.answer, part.epoch, part.start, part.rows, part.chooses, part.known}) tables.put(word);
-    tables.put(part.ids);
-    tables.put(part.blocks);
-  }
+  pass_tables(tables, pass);
   const int32_t flags = (pass.wants_hidden ? kWireFeedback : 0) | (pass.traced ? kWireTrace : 0);
   size_t words = close_message(Wire::kPass, pass.number, pass.rows(), pass.limit, flags, tables, out);
   words += write_floats(pass.hidden, out + words);
@@ -174,29 +224,14 @@ PassMessage read_pass(const int32_t* message, size_t words, int hidden, int taps
   pass.wants_hidden = (header.flags & kWireFeedback) != 0;
   pass.traced = (header.flags & kWireTrace) != 0;
   pass.limit = std::clamp(header.limit, 0, kMaxRows);
-  pass.sent = header.sent;
-  pass.wiped = tables.many();
-  pass.copies = tables.pairs();
-  pass.closed = tables.many();
-  for (int32_t left = tables.count(); left > 0; --left) {
-    const int32_t answer = tables.get();
-    pass.opened.push_back({answer, tables.many(), nullptr});
-  }
-  for (int32_t left = tables.count(); left > 0; --left) {
-    PassPart part;
-    part.answer = tables.get();
-    part.epoch = tables.at_least(0);
-    part.start = tables.at_least(0);
-    part.rows = tables.at_least(0);
-    part.chooses = tables.at_least(0);
-    part.known = tables.at_least(0);
-    part.ids = tables.many();
-    part.blocks = tables.many();
+  pass_tables(tables, pass);
+  for (const PassMessage::Opened& opened : pass.opened)
+    if (opened.settings.sampling.logprobs < -1 || opened.settings.sampling.logprobs > kMostLogprobs) malformed();
+  for (const PassPart& part : pass.parts) {
     const int64_t end = int64_t(part.start) + part.rows;
     if (part.rows > kPassRows || part.chooses > part.rows || part.known > part.start ||
         int64_t(part.ids.size()) != end - part.known || int64_t(part.blocks.size()) * kSpan < end)
       malformed();
-    pass.parts.push_back(std::move(part));
   }
   if (!tables.ended() || pass.rows() != header.count || pass.parts.empty()) malformed();
   const int32_t *at = message + kWireIds + header.more, *end = message + words;
@@ -207,23 +242,10 @@ PassMessage read_pass(const int32_t* message, size_t words, int hidden, int taps
 
 size_t write_verdict(const PassVerdict& verdict, int32_t* out) {
   Writer tables(out + kWireIds);
-  tables.put(verdict.dropped);
-  tables.put(verdict.chosen);
-  tables.put(int32_t(verdict.failures.size()));
-  for (const PassVerdict::Failure& failure : verdict.failures) {
-    tables.put(failure.part);
-    tables.put(int32_t(failure.grammar));
-    std::vector<int32_t> why(failure.why.begin(), failure.why.end());
-    why.resize(std::min(why.size(), size_t(512)));
-    tables.put(why);
-  }
-  tables.put(int32_t(verdict.tapped.size()));
-  const int32_t flags = (verdict.logprobs.empty() ? 0 : kWireLogprob) | (verdict.hidden.empty() ? 0 : kWireFeedback);
+  int32_t tapped = int32_t(verdict.tapped.size());
+  verdict_tables(tables, verdict, tapped);
+  const int32_t flags = verdict.hidden.empty() ? 0 : kWireFeedback;
   size_t words = close_message(Wire::kChosen, verdict.number, int(verdict.chosen.size()), 0, flags, tables, out);
-  if (!verdict.logprobs.empty()) {
-    write_logprobs(verdict.logprobs, out + words);
-    words += verdict.logprobs.size() * kWireLogprobs;
-  }
   words += write_floats(verdict.hidden, out + words);
   return words + write_floats(verdict.tapped, out + words);
 }
@@ -233,28 +255,14 @@ PassVerdict read_verdict(const int32_t* message, size_t words, int hidden, int t
   Reader tables(message + kWireIds, size_t(header.more));
   PassVerdict verdict;
   verdict.number = header.number;
-  verdict.dropped = tables.many();
-  verdict.chosen = tables.many();
-  for (int32_t left = tables.count(); left > 0; --left) {
-    PassVerdict::Failure failure;
-    failure.part = tables.at_least(0);
-    failure.grammar = tables.get() != 0;
-    for (int32_t letter : tables.many()) failure.why.push_back(char(letter));
-    if (verdict.failures.size() == kMostFailures) malformed();
-    verdict.failures.push_back(std::move(failure));
-  }
-  const auto tapped = size_t(tables.at_least(0));
-  if (!tables.ended() || int(verdict.chosen.size()) != header.count || tapped > size_t(kPassRows) * size_t(taps) * size_t(hidden))
+  int32_t tapped;
+  verdict_tables(tables, verdict, tapped);
+  if (!tables.ended() || int(verdict.chosen.size()) != header.count ||
+      size_t(tapped) > size_t(kPassRows) * size_t(taps) * size_t(hidden))
     malformed();
-  const size_t count = verdict.chosen.size();
   const int32_t *at = message + kWireIds + header.more, *end = message + words;
-  if (header.flags & kWireLogprob) {
-    if (size_t(end - at) < count * kWireLogprobs) malformed();
-    verdict.logprobs = read_logprobs(at, int(count));
-    at += count * kWireLogprobs;
-  }
-  if (header.flags & kWireFeedback) verdict.hidden = read_floats(at, end, count * size_t(hidden));
-  verdict.tapped = read_floats(at + verdict.hidden.size(), end, tapped);
+  if (header.flags & kWireFeedback) verdict.hidden = read_floats(at, end, size_t(header.count) * size_t(hidden));
+  verdict.tapped = read_floats(at + verdict.hidden.size(), end, size_t(tapped));
   return verdict;
 }
 

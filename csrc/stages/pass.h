@@ -15,7 +15,7 @@
 // An EAGLE-3 head reads what rows are after some of the layers, at its taps. Stages know where these are, and a row brings along
 // those that it has passed; the verdict takes them home, of every row.
 //
-// On the wire a pass is a WireHeader (wire.h), its tables, the rows' hidden states, and their taps.
+// On the wire both are int32 words in the byte order of the hosts: a header of kWireIds, tables, and rows (pass.cpp).
 #pragma once
 
 #include <cstdint>
@@ -26,12 +26,19 @@
 #include <utility>
 #include <vector>
 
-#include "../cpu/kernels.h"
-#include "wire.h"
+#include "../core/schedule.h"
+#include "../cpu/sampler.h"
 
 namespace ppsd {
 
-class Sampler;
+constexpr int kWireVersion = 13;
+constexpr int kWireIds = 16;        // words of the header
+constexpr int kMostLogprobs = 20;   // the most probable ids that are reported for a token
+
+// Now, as the header of a message says it (links.py); comparable between processes of one host.
+inline int64_t wire_clock() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 // Consecutive rows of an answer, at positions [start, start + rows).
 struct PassPart {
@@ -44,13 +51,20 @@ struct PassPart {
   std::vector<int32_t> blocks;
 };
 
+// What stages are told of an answer that begins.
+struct Settings {
+  int32_t end = 0;       // positions that the answer may have
+  int32_t grammar = 0;   // the number of its grammar, which the last rank has been told of; 0: it has none
+  Sampling sampling;
+};
+
 struct PassMessage {
   uint64_t number = 0;
   std::vector<std::pair<int32_t, int32_t>> copies;   // of whole blocks, before anything is computed: {from, to}
   std::vector<int32_t> wiped;                        // blocks that become zeros, before that
   struct Opened {
     int32_t answer;
-    std::vector<int32_t> settings;      // words_of(Settings), cpu/ranks.h
+    Settings settings;
     std::shared_ptr<Sampler> sampler;   // its own, in one process; or null
   };
   std::vector<Opened> opened;                        // answers that have rows from now on,
@@ -59,7 +73,6 @@ struct PassMessage {
   bool wants_hidden = false;                         // the verdict is to carry hidden states home, for the exit head
   bool traced = false;                               // every rank records a timeline of the answers that begin with it
   int limit = 0;                                     // rows of an only part, up to which the passes after it may join it
-  int64_t sent = 0;                                  // the sender's wire_clock()
   std::vector<float> hidden;   // [rows][hidden]: what the stage before made of them
   std::vector<float> tapped;   // [rows][taps][hidden]: of the stages before, in the head's order
 
@@ -72,7 +85,7 @@ struct PassMessage {
 struct PassVerdict {
   struct Failure {
     int32_t part = 0;
-    bool grammar = false;      // or else it is a number that is none
+    int32_t grammar = 0;       // 1: a grammar gives up; 0: it is a number that is none
     std::string why;
   };
   uint64_t number = 0;              // of the pass, or of the last one of several that have become one
@@ -89,7 +102,7 @@ struct PassVerdict {
 // these are the ids that the last rank does not know, and where the blocks are.
 constexpr size_t kPassTables = size_t(1) << 20;
 inline size_t most_pass_words(int hidden, int taps = 0) {
-  return kWireIds + kPassTables + size_t(kPassRows) * (size_t(hidden) * size_t(1 + taps) + kWireLogprobs);
+  return kWireIds + kPassTables + size_t(kPassRows) * size_t(hidden) * size_t(1 + taps);
 }
 
 // They write into out[most_pass_words] and return how many words it has become.

@@ -5,8 +5,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "ranks.h"
-
 namespace ppsd {
 
 StageTaps::StageTaps(const std::vector<int>& taps, int first, int last) {
@@ -45,19 +43,19 @@ void PassStage::change(const PassMessage& pass) {
   for (const auto& [from, to] : pass.copies) std::copy_n(block(from), layers_.end(), block(to));
   for (int number : pass.closed) answers_.erase(number);
   for (const PassMessage::Opened& begun : pass.opened) {
-    if (begun.settings.size() < size_t(kWireSettings)) throw std::runtime_error("an answer's settings are malformed");
-    Settings settings = settings_of(begun.settings);
-    if (settings.end < 0 || int64_t(settings.end) > int64_t(blocks_) * kSpan)
+    const Settings& settings = begun.settings;
+    if (int64_t(settings.end) > int64_t(blocks_) * kSpan)
       throw std::runtime_error("an answer is longer than there are blocks for it");
     Answer& opened = answers_[begun.answer] = {settings.end, settings.sampling.logprobs >= 0, head_ ? begun.sampler : nullptr};
     longest_ = std::max(longest_, settings.end);
     if (head_ == nullptr || opened.sampler) continue;
+    Sampling sampling = settings.sampling;
     if (settings.grammar != 0) {
       if (!masks_) throw std::runtime_error("this rank knows no grammars");
-      settings.sampling.mask = masks_(settings.grammar);
+      sampling.mask = masks_(settings.grammar);
     }
     opened.sampler = std::make_shared<Sampler>(*model_.kernels, model_.shape.vocab_size, team_->size());
-    opened.sampler->begin(settings.sampling, 0);
+    opened.sampler->begin(sampling);
   }
 }
 
@@ -70,7 +68,12 @@ PassStage::Answer& PassStage::answer(const PassPart& part) {
   return found->second;
 }
 
-bool PassStage::run(PassMessage* pass, const Cancelled& cancelled, const Reserve& reserve, PassVerdict* verdict) {
+const float* PassStage::reserve(int rows) {
+  if (rows > capacity_) rope_ = make_rope(model_.rotary, capacity_ = rows);
+  return rope_.data();
+}
+
+bool PassStage::run(PassMessage* pass, const Cancelled& cancelled, PassVerdict* verdict, const float* rope) {
   change(*pass);
   if (pass->rows() == 0) return true;
   std::vector<std::vector<uint8_t*>> tables;
@@ -83,13 +86,13 @@ bool PassStage::run(PassMessage* pass, const Cancelled& cancelled, const Reserve
     for (int number : part.blocks) table.push_back(block(number));
     segments.push_back({part.rows, part.start, table.data(), int(table.size())});
   }
-  if (!layers_.run(*team_, segments, reserve(longest_), pass->hidden.data(), cancelled)) return false;
+  if (!layers_.run(*team_, segments, rope != nullptr ? rope : reserve(longest_), pass->hidden.data(), cancelled)) return false;
   add_taps(pass);
   if (head_ != nullptr) choose(*pass, verdict), verdict->tapped = std::move(pass->tapped);
   return true;
 }
 
-double PassStage::time(int rows, int context, const Reserve& reserve) {
+double PassStage::time(int rows, int context) {
   if (!timed_ || context + rows > timed_->rows()) {
     timed_ = std::make_unique<TextBlocks>(layers_.end(), context + kPassRows);
     timed_->fill();
@@ -104,7 +107,7 @@ double PassStage::time(int rows, int context, const Reserve& reserve) {
   const auto begin = std::chrono::steady_clock::now();
   layers_.run(*team_, {timed_->segment(context, rows)}, rope, x.data());
   if (head_ != nullptr) head_->choose(*team_, choosing, false);
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return seconds_since(begin);
 }
 
 // What its rows are at the taps of these layers, beside those that they have brought along.
@@ -145,11 +148,11 @@ void PassStage::choose(const PassMessage& pass, PassVerdict* verdict) {
     const size_t count = size_t(part.chooses);
     const auto begin = verdict->chosen.begin() + ptrdiff_t(first), end = begin + ptrdiff_t(count);
     if (std::find(begin, end, Sampler::kNone) != end) {
-      PassVerdict::Failure failure{int32_t(p), false, kNoNumber};
+      PassVerdict::Failure failure{int32_t(p), 0, kNoNumber};
       try {
         if (const auto why = head_->failure(owner.sampler.get())) std::rethrow_exception(why);
       } catch (const MaskFailed& error) {
-        failure = {int32_t(p), true, error.what()};
+        failure = {int32_t(p), 1, error.what()};
       } catch (const std::exception& error) {
         failure.why = error.what();
       }

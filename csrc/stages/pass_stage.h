@@ -11,6 +11,7 @@
 #include "../cpu/team.h"
 #include "../loop/blocks.h"
 #include "pass.h"
+#include "stage_inbox.h"
 
 namespace ppsd {
 
@@ -37,12 +38,11 @@ class PassStage {
   bool last() const { return head_ != nullptr; }
   const StageTaps& taps() const { return taps_; }
   void use(Masks masks) { masks_ = std::move(masks); }
-  // The rows through the layers, in place. verdict: what they choose, of the last rank. reserve: see below. False: cancelled on
-  // the way. Throws std::runtime_error for what rank 0 could not have meant.
-  using Reserve = std::function<const float*(int rows)>;   // the table of rotations for texts so long
-  bool run(PassMessage* pass, const Cancelled& cancelled, const Reserve& reserve, PassVerdict* verdict);
+  // The rows through the layers, in place. verdict: what they choose, of the last rank. rope: the loop's table of rotations; or
+  // null: the stage has its own. False: cancelled on the way. Throws std::runtime_error for what rank 0 could not have meant.
+  bool run(PassMessage* pass, const Cancelled& cancelled, PassVerdict* verdict, const float* rope = nullptr);
   // Seconds of a pass over so many made-up rows after `context` others, the choice of tokens included.
-  double time(int rows, int context, const Reserve& reserve);
+  double time(int rows, int context);
 
  private:
   struct Answer {
@@ -52,6 +52,7 @@ class PassStage {
   };
 
   uint8_t* block(int number);
+  const float* reserve(int rows);   // rotations, for the longest text so far
   void change(const PassMessage& pass);
   Answer& answer(const PassPart& part);
   void add_taps(PassMessage* pass) const;
@@ -66,9 +67,34 @@ class PassStage {
   const StageTaps taps_;
   Memory memory_;               // else: of all blocks; comes with the first pass
   std::map<int, Answer> answers_;
-  int longest_ = 0;
+  int longest_ = 0, capacity_ = 0;
+  std::vector<float> rope_;
   std::unique_ptr<TextBlocks> timed_;
   Masks masks_;
+};
+
+// Layers [first, last) of a model on another rank, with a team of its own.
+class CpuStation {
+ public:
+  CpuStation(std::shared_ptr<const CpuModel> model, int first, int last, std::vector<int> cores, int threads, size_t kv_bytes,
+             const std::vector<int>& taps = {})   // see PassStage
+      : model_(std::move(model)),
+        team_(threads, std::move(cores)),
+        passes_(*model_, first, last, &team_, kv_bytes, nullptr, 0, taps),
+        inbox_([this](PassMessage* pass, const Cancelled& cancelled, PassVerdict* verdict) { return passes_.run(pass, cancelled, verdict); },
+               model_->shape.hidden_size, passes_.last(), passes_.taps().before()) {}
+
+  int hidden() const { return model_->shape.hidden_size; }
+  int taps() const { return int(passes_.taps().theirs.size()); }   // that rows have when they leave
+  StageInbox& inbox() { return inbox_; }
+  PassStage& passes() { return passes_; }   // while it does not work
+  void pin() { team_.pin_caller(); }
+
+ private:
+  const std::shared_ptr<const CpuModel> model_;
+  Team team_;
+  PassStage passes_;
+  StageInbox inbox_;
 };
 
 }  // namespace ppsd

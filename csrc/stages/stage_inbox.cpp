@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <thread>
 #include <utility>
 
 namespace ppsd {
@@ -12,20 +11,7 @@ constexpr int kOver = std::numeric_limits<int>::max();   // the epoch of an answ
 
 }  // namespace
 
-StageInbox::StageInbox(Run run, int hidden, bool last, double delay, int taps)
-    : run_(std::move(run)),
-      hidden_(hidden),
-      taps_(taps),
-      last_(last),
-      delay_(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(delay))) {}
-
 // -- what comes in -----------------------------------------------------------------------------------------------------
-
-void StageInbox::post(const int32_t* message, size_t words) {
-  PassMessage pass = read_pass(message, words, hidden_, taps_);
-  if (delay_.count() > 0) std::this_thread::sleep_until(due(pass));
-  post(std::move(pass));
-}
 
 void StageInbox::post(PassMessage pass) {
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -50,10 +36,6 @@ void StageInbox::raise_locked(int answer, int epoch) {
 void StageInbox::end_void_locked() {
   const auto is_void = [this](const PassPart& part) { return is_void_locked(part); };
   if (!at_hand_.empty() && std::all_of(at_hand_.begin(), at_hand_.end(), is_void)) void_.store(true);
-}
-
-StageInbox::Clock::time_point StageInbox::due(const PassMessage& pass) const {
-  return Clock::time_point(std::chrono::nanoseconds(pass.sent)) + delay_;
 }
 
 bool StageInbox::is_void_locked(const PassPart& part) const {

@@ -27,12 +27,11 @@ class StageInbox {
   // The rows through the layers, in place; verdict: what they choose, of the last stage. False: cancelled on the way.
   using Run = std::function<bool(PassMessage* pass, const Cancelled& cancelled, PassVerdict* verdict)>;
 
-  // last: it has the LM head and gives verdicts. delay: seconds that every message is taken to have been longer on its way.
-  // taps: of an EAGLE-3 head, that rows bring along.
-  StageInbox(Run run, int hidden, bool last, double delay, int taps = 0);
+  // last: it has the LM head and gives verdicts. taps: of an EAGLE-3 head, that rows bring along.
+  StageInbox(Run run, int hidden, bool last, int taps = 0) : run_(std::move(run)), hidden_(hidden), taps_(taps), last_(last) {}
 
   // From the thread that receives. Throws std::runtime_error for what does not follow the protocol.
-  void post(const int32_t* message, size_t words);
+  void post(const int32_t* message, size_t words) { post(read_pass(message, words, hidden_, taps_)); }
   void post(PassMessage pass);
   // What the next message would say of this answer, before there is one: which rows are void, see PassPart.
   void raise(int answer, int epoch);
@@ -53,13 +52,11 @@ class StageInbox {
   void end_void_locked();
   bool joins_locked(const PassMessage& pass, const PassMessage& next) const;
   bool is_void_locked(const PassPart& part) const;
-  Clock::time_point due(const PassMessage& pass) const;
   void count(const PassMessage& pass, int rows, bool done, Clock::time_point begun);
 
   const Run run_;
   const int hidden_, taps_;
   const bool last_;
-  const Clock::duration delay_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<PassMessage> inbox_;

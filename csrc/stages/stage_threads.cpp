@@ -24,9 +24,9 @@ struct StageThreads::Stage {
         slice(passes.model(), first, last, &team, 0, &blocks, begin, passes.model().taps()),
         inbox(
             [this, &passes](PassMessage* pass, const Cancelled& cancelled, PassVerdict* verdict) {
-              return slice.run(pass, cancelled, [&passes](int) { return passes.rope(); }, verdict);
+              return slice.run(pass, cancelled, verdict, passes.rope());
             },
-            passes.model().shape.hidden_size, slice.last(), 0.0) {
+            passes.model().shape.hidden_size, slice.last()) {
     team.judge_like(passes.team());
   }
   ~Stage() { end(); }

@@ -12,7 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "../core/carrier.h"
+#include "../core/protocol.h"
+#include "../core/schedule.h"
 
 namespace ppsd::test {
 

@@ -3,8 +3,7 @@
 #include <deque>
 #include <memory>
 
-#include "../loop/loop_thread.h"
-#include "../stages/ranks.h"
+#include "../loop/loop.h"
 #include "../loop/text_stages.h"
 #include "check.h"
 #include "tiny_model.h"
@@ -79,7 +78,7 @@ class TwoRanks {
       : model_(*model),
         loop_(std::make_unique<CpuPasses>(model, std::make_unique<Team>(threads, std::vector<int>()), std::vector<int>(), false),
               blocks, limits, stages),
-        stage_(model, model->exit_layer, model->shape.num_layers, {}, 1, 0.0, size_t(1) << 26) {
+        stage_(model, model->exit_layer, model->shape.num_layers, {}, 1, size_t(1) << 26) {
     stage_.passes().use(std::move(masks));
     ranks_.emplace_back([this] { lead(); });
     ranks_.emplace_back([this] { verify(); });
@@ -100,7 +99,7 @@ class TwoRanks {
   void verify() {
     std::vector<int32_t> out(most_pass_words(model_.shape.hidden_size));
     while (!stop_.load())
-      if (const size_t words = stage_.inbox().work(out.data(), 5)) loop_.chain().land(out.data(), words);
+      if (const size_t words = stage_.inbox().work(out.data(), 5)) loop_.ranks()->land(out.data(), words);
   }
 
   const CpuModel& model_;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../core/oracle.h"
+#include "../core/noise.h"
 
 namespace ppsd {
 

@@ -5,18 +5,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..ranks.world import MOST_RANKS, World
+from ..ranks.world import MOST_RANKS, Child, World, start_children
 
 if TYPE_CHECKING:
-    from ..ranks.children import Child
     from ..ranks.launch import RankOptions
 
 OVER_RANKS = ("generate", "watch", "serve", "engine", "check", "info")
 
 
-def start_ranks(
-    args: argparse.Namespace, argv: Sequence[str], world: World | None
-) -> "tuple[World | None, list[Child]]":
+def start_ranks(args: argparse.Namespace, argv: Sequence[str], world: World | None) -> tuple[World | None, list[Child]]:
     """Starts the ranks of --ranks N, this process being rank 0, unless torchrun has. world: as torchrun has it."""
     count = getattr(args, "ranks", None)
     if count is None or (world is not None and count == world.size):
@@ -25,11 +22,9 @@ def start_ranks(
         raise UsageError(f"--ranks {count} in a world of {world.size} ranks: leave it out, torchrun has started them")
     if not 1 < count <= MOST_RANKS:
         raise UsageError(f"--ranks is from 2 to {MOST_RANKS}, not {count}")
-    from ..ranks.children import start
-
     check_command(args)
     rank_options(args, count)  # what is wrong with them is said before anything is started
-    return start(count, argv)
+    return start_children(count, argv)
 
 
 def check_command(args: argparse.Namespace) -> None:

@@ -23,9 +23,9 @@ from ..printable import quoted
 from ..sampling.params import SamplingParams
 from . import prompts
 from .answers import MOST_ANSWERS, PROMPT_ROWS, Answers, weakly
-from .failures import one_line
 from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
 from .machine import default_threads, kv_memory_of, no_memory
+from .native import one_line
 from .packing import pack_head, pack_model, pack_shipped
 
 

@@ -19,7 +19,7 @@ from ..models.cache import cache_dir
 from ..models.checkpoint import Checkpoint
 from ..models.tokenizer import load_tokenizer
 from .formats import rotary_of
-from .tensors import packable
+from .native import packable
 
 ROWS = 512  # of the text; twice as many changed nothing
 LARGE = 200_000  # inputs of all matrices: models of a billion weights have more, and are told that it takes a while

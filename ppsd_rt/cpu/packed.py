@@ -91,11 +91,6 @@ def _mapped(
         os.close(handle)
 
 
-def write(model: _native.Model, handle: int) -> int:
-    """The checksum of what the file holds then."""
-    return model.write_packed(handle)
-
-
 class _Writer(Thread):
     """Whole, or not at all. A file that cannot be written only means packing again."""
 
@@ -120,7 +115,7 @@ class _Writer(Thread):
             return
         handle, self.unfinished = tempfile.mkstemp(UNFINISHED, dir=folder)
         try:
-            checksum = write(self._model, handle)
+            checksum = self._model.write_packed(handle)
             os.pwrite(handle, b"%s%016x\n" % (self._header, checksum), 0)
             os.fsync(handle)
             os.replace(self.unfinished, self._path)

@@ -5,11 +5,10 @@ from ..errors import PpsdError
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile
-from .failures import one_line
 from .formats import fits_int8, refuses, rotary_of
 from .importance import MEASURE, importance_for
+from .native import one_line, packable
 from .packed import NO_FILE, packed
-from .tensors import packable
 
 
 def pack_model(

@@ -1,6 +1,6 @@
 """Keys and values of prompts in a file, so that the next process need not read a document again.
 
-A file is a header of one page, which says what the blocks behind it are of (csrc/loop/saved_blocks.cpp), and the
+A file is a header of one page, which says what the blocks behind it are of (csrc/loop/blocks.cpp), and the
 blocks as the loop has them.
 """
 

@@ -17,10 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..cpu.failures import one_line
 from ..cpu.importance import Importance, importance_for
 from ..cpu.machine import default_threads
-from ..cpu.tensors import four_bits
+from ..cpu.native import four_bits, one_line
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.config import LayerAttention, LlamaConfig, model_shapes

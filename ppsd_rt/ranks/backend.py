@@ -25,7 +25,7 @@ from ..pipeline.rounds import Drafted, Round
 from ..sampling.grammar import Grammar
 from ..trace import Span
 from .control import Control, Kind
-from .links import PASSES, VERDICTS, LinkLost, Receiver, Sender, Words
+from .links import PASSES, VERDICTS, LinkLost, Receiver, Sender
 from .slices import CpuSlices
 from .stage import DEPTH
 from .threads import start
@@ -58,7 +58,6 @@ class RanksBackend(LoopBackend):
         super().__init__()
         self._head, self.sizes, self._blocks = head, tuple(sizes), 0
         self.dtype, self.threads = slices.dtype, slices.threads
-        self._loop: _native.Loop | None = None
         self._numbers = count(1)  # of grammars, and by number what the last rank says of them
         self._replies: dict[int, SimpleQueue[str]] = {}
         control.on(Kind.GRAMMAR, lambda reply: self._replies[reply[0]].put(reply[1]))
@@ -165,9 +164,10 @@ class RanksBackend(LoopBackend):
     def _make_loop(self) -> _native.Loop:
         """Which the ranks work for from now on, whenever it has answers."""
         world, words = self._control.world, self._words
-        loop = self._loop = self._slices.loop(world.size, self._blocks)
+        loop = self._slices.loop(world.size, self._blocks)
         sender = Sender(self._groups[PASSES], 1, PASSES, words)
-        start(Receiver(self._groups[VERDICTS], world.last, VERDICTS, words, DEPTH, self._land, self._control.lost))
+        lost, delay = self._control.lost, self._link_delay
+        start(Receiver(self._groups[VERDICTS], world.last, VERDICTS, words, DEPTH, loop.land, lost, delay))
         start(Thread(target=self._work, args=(loop, sender), name="loop", daemon=True))
         return loop
 
@@ -187,9 +187,3 @@ class RanksBackend(LoopBackend):
             if self._control.failed.is_set() or self._control.stopping.is_set():
                 loop.fail(self._control.failure or "the ranks have ended")
             sleep(_ENDING)
-
-    def _land(self, verdict: Words) -> None:
-        if self._link_delay:
-            _native.sleep_until(int(verdict[8:10].view(np.int64)[0]) + int(self._link_delay * 1e9))
-        assert self._loop is not None
-        self._loop.land(verdict)

@@ -37,10 +37,10 @@ _BYES = 30.0  # seconds for another rank to hear that all is well
 
 class Kind(IntEnum):
     BEAT = 1
-    FACTS = 2  # of a rank; from rank 0 the layers of each rank: see handshake.py
+    FACTS = 2  # of a rank; from rank 0 the layers of each rank: see launch.py
     READY = 3  # the slice is loaded; value: blocks of KV caches that there is memory for
     SPANS = 4  # rank 0 asks what the answer's passes took, and when; the answer is a list of spans
-    GRAMMAR = 5  # of an answer to come, and what the last rank says of it: see grammars.py
+    GRAMMAR = 5  # of an answer to come, and what the last rank says of it: see stage.py
     FORGET = 6  # a grammar, by its number
     STOP = 7  # the end, all being well
     BYE = 8  # heard

@@ -1,8 +1,12 @@
-"""A rank starts: it meets the others, opens its model, loads its slice, and serves or drafts."""
+"""A rank starts: it meets the others, opens its model, loads its slice, and serves or drafts.
 
+Before ranks work they compare what they are. Rank 0 then says who has which layers.
+"""
+
+import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,23 +19,20 @@ from ..errors import PpsdError, UsageError
 from ..extras import need
 from ..find_head import find_head
 from ..models.checkpoint import Checkpoint
+from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile
 from ..models.resolve import resolve_model
 from ..printable import quoted
 from .connect import connect, first_line
-from .control import GRACE, Control
-from .grammars import grammars_of
-from .handshake import exchange, head_hash
+from .control import GRACE, Control, Kind
 from .links import CONTROL
-from .slices import CpuSlices
-from .split import check_sizes, solve
-from .stage import serve
+from .slices import CpuSlices, check_sizes, solve
+from .stage import grammars_of, serve
 from .threads import CLOCK, Clock
-from .world import World
+from .world import Child, World
 
 if TYPE_CHECKING:
     from ..engine import Engine
-    from .children import Child
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ def _play(
     checkpoint, rank, taps = slices.checkpoint, control.world.rank, head.taps if head else ()
     words = _native.pass_words(checkpoint.config.hidden_size, len(taps))
     if not control.world.drafts:
-        station = slices.station(sum(sizes[:rank]), sum(sizes[: rank + 1]), options.link_delay, taps)
-        serve(groups, control, station, words, partial(grammars_of, checkpoint))
+        station = slices.station(sum(sizes[:rank]), sum(sizes[: rank + 1]), taps)
+        serve(groups, control, station, words, partial(grammars_of, checkpoint), options.link_delay)
         return None
 
     from ..engine import Engine
@@ -113,7 +114,7 @@ def _play(
     return Engine(checkpoint, tokenizer, backend, options.model)
 
 
-def leave(engine: "Engine | None", status: int, children: "Sequence[Child]" = ()) -> NoReturn:
+def leave(engine: "Engine | None", status: int, children: Sequence[Child] = ()) -> NoReturn:
     """The end of a rank's process. Threads that wait for messages would hold up Python's own way out.
 
     children: the other ranks, where this one has started them.
@@ -174,3 +175,50 @@ def _facts(head: HeadFile | None, slices: CpuSlices, options: RankOptions) -> di
         "link delay": f"{options.link_delay:g} s",
         "kind of device": "any" if options.sizes else _native.isa(),
     }
+
+
+# -- one exchange of facts ---------------------------------------------------------------------------------------------
+
+_AS_ONE = "start all ranks with the same options, files and version"
+_MENDS = {
+    "kind of device": "they round differently, and the text would depend on what the split is measured to be; give it "
+    "with --stages"
+}
+
+
+def exchange(control: Control, facts: Mapping[str, str], split: Callable[[], Sequence[int]]) -> tuple[int, ...]:
+    """Layers of each rank, as rank 0's `split` gives them. PpsdError where a rank differs, the same line on all.
+
+    However long the others take to open their models: who hangs or ends meanwhile is missed by `control`.
+    """
+    if not control.world.drafts:
+        return tuple(control.ask(0, Kind.FACTS, facts))
+    others = range(1, control.world.size)
+    if line := difference([facts, *(control.next(rank, Kind.FACTS) for rank in others)]):
+        control.fail(line)
+    control.check()
+    sizes = tuple(split())
+    for rank in others:
+        control.tell(rank, Kind.FACTS, sizes)
+    return sizes
+
+
+def difference(facts: Sequence[Mapping[str, str]]) -> str | None:
+    """One line about the first rank that is not like rank 0; None: all is well."""
+    for rank, its in enumerate(facts):
+        for field, wanted in facts[0].items():
+            if (found := its.get(field)) != wanted:
+                has, mend = str(found or "none")[:200], _MENDS.get(field, _AS_ONE)
+                return f"rank {rank} has {field} {has}, rank 0 has {wanted or 'none'}: {mend}"
+    return None
+
+
+def head_hash(head: HeadFile) -> str:
+    digest = hashlib.sha256(f"{head.info.kind} {head.info.exit_layer}".encode())
+    if isinstance(head, Eagle3File):  # whose settings are beside its tensors
+        digest.update(repr(head.eagle).encode())
+    for name, tensor in sorted(head.tensors.items()):
+        digest.update(name.encode() + tensor.tobytes())
+    if head.draft_ids is not None:
+        digest.update(head.draft_ids.tobytes())
+    return f"{head.info.kind} after layer {head.info.exit_layer}, {digest.hexdigest()[:16]}"

@@ -1,6 +1,6 @@
 """Messages between two ranks over torch.distributed: int32 words from pooled buffers, receives posted in advance.
 
-A message is a row of an int32 array (csrc/stages/wire.h) or its beginning: only the words that are in use travel.
+A message is a row of an int32 array (csrc/stages/pass.h) or its beginning: only the words that are in use travel.
 gloo takes a message that is shorter than the buffer that waits for it (tests/ppsd_rt/ranks/test_links.py).
 """
 
@@ -105,7 +105,8 @@ class Sender:
 
 
 class Receiver(Thread):
-    """A thread that hands every message from one rank to `handle`, in order; `lost` hears why it ends."""
+    """A thread that hands every message from one rank to `handle`, in order; `lost` hears why it ends. delay: seconds
+    that a message (csrc/stages/pass.h) is taken to have been longer on its way."""
 
     def __init__(
         self,
@@ -116,12 +117,13 @@ class Receiver(Thread):
         depth: int,
         handle: Callable[[Words], None],
         lost: Callable[[int, Exception], None],
+        delay: float = 0.0,
     ) -> None:
         super().__init__(name=f"from-rank-{peer}-{tag}", daemon=True)
         import torch
 
         self._group, self._peer, self._tag, self._lost = group, peer, tag, lost
-        self._handler = handle  # Thread itself has a `_handle`
+        self._handler, self._late = handle, int(1e9 * delay)  # Thread itself has a `_handle`
         self._tensors = torch.empty((depth, words), dtype=torch.int32)  # as of Sender
         self._buffers: Words = self._tensors.numpy()
         self._works = [self._receive(place) for place in range(depth)]
@@ -137,6 +139,8 @@ class Receiver(Thread):
             while True:
                 for place in range(len(self._works)):
                     self._works[place].wait(_FOREVER)
+                    if self._late:
+                        _native.sleep_until(int(self._buffers[place][8:10].view(np.int64)[0]) + self._late)
                     self._take(self._buffers[place])
                     self._works[place] = self._receive(place)
         except Exception as error:

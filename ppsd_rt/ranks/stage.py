@@ -1,14 +1,23 @@
-"""A rank that verifies: waits for passes, works on them, sends what comes of it on. It ends when rank 0 says so."""
+"""A rank that verifies: waits for passes, works on them, sends what comes of it on. It ends when rank 0 says so.
+
+The last one, which chooses the tokens, is told of an answer's grammar before its first pass comes: over the control
+link, in one message with a number, which the pass has too (csrc/stages/pass.h). It compiles the grammar, and answers
+with what is wrong, if anything is. One that gives up in the middle is told with a verdict. When the answer has ended,
+its grammar is forgotten.
+"""
 
 import signal
 from collections.abc import Callable
 from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 from .. import _native
-from ..sampling.grammar import Grammars
+from ..errors import PpsdError
+from ..models.checkpoint import Checkpoint
+from ..models.tokenizer import load_tokenizer
+from ..sampling.grammar import Grammar, Grammars, Masks, TokenMask
 from .control import Control, Kind
-from .grammars import AnswerGrammars
 from .links import PASSES, VERDICTS, LinkLost, Receiver, Sender
 from .threads import start
 
@@ -22,8 +31,10 @@ def serve(
     station: _native.Station,
     words: int,
     grammars: Callable[[], Grammars],
+    link_delay: float,
 ) -> None:
-    """words: of the longest message. grammars: makes those of the model, once they are needed.
+    """words: of the longest message. grammars: makes those of the model, once they are needed. link_delay: as of
+    RankOptions.
 
     Raises PpsdError when the pipeline ends otherwise than by rank 0's word.
     """
@@ -36,7 +47,7 @@ def serve(
         station.use_masks(AnswerGrammars(control, grammars).mask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides whether an answer or the whole run is to end
     signal.signal(signal.SIGTERM, lambda *_: control.told_to_end())
-    receiver = Receiver(groups[PASSES], rank - 1, PASSES, words, DEPTH, station.post, control.lost)
+    receiver = Receiver(groups[PASSES], rank - 1, PASSES, words, DEPTH, station.post, control.lost, link_delay)
     _native.precise_waits()
     station.pin()
     control.busy = station.busy_seconds
@@ -66,3 +77,42 @@ def _explain(control: Control, to: int, error: Exception) -> None:
     else:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         control.fail(f"rank {control.world.rank}: {lines[0]}")
+
+
+def grammars_of(checkpoint: Checkpoint) -> Grammars:
+    """The last rank's, as the engine of rank 0 makes them. PpsdError without llguidance."""
+    from ..engine import with_end
+
+    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size, checkpoint.gguf)
+    config = with_end(checkpoint.config, tokenizer)
+    return Grammars(tokenizer, config.vocab_size, sorted(config.eos_token_ids))
+
+
+class AnswerGrammars:
+    """The last rank's, of answers that have not ended. make: called for the first one."""
+
+    def __init__(self, control: Control, make: Callable[[], Grammars]) -> None:
+        self._control, self._make = control, make
+        self._grammars: Grammars | None = None
+        self._masks: dict[int, Masks] = {}
+        # Compiling takes up to seconds, in which this rank hears signs of life.
+        control.on(Kind.GRAMMAR, lambda value: start(Thread(target=self._compile, args=value, daemon=True)))
+        control.on(Kind.FORGET, lambda number: self._masks.pop(number, None))
+
+    def mask(self, number: int) -> TokenMask | None:
+        """The mask of an answer that begins; None: it has ended, and all that comes of it is void."""
+        masks = self._masks.get(number)
+        return masks() if masks is not None else None
+
+    def _compile(self, number: int, kind: str, text: str) -> None:
+        wrong = ""
+        try:
+            if self._grammars is None:
+                self._grammars = self._make()
+            self._masks[number] = self._grammars.masks(Grammar(kind, text))
+        except PpsdError as error:
+            wrong = str(error)
+        except Exception as error:
+            self._control.fail(f"rank {self._control.world.rank} cannot compile a grammar: {error}")
+            return
+        self._control.tell(0, Kind.GRAMMAR, [number, wrong])

@@ -70,10 +70,8 @@ def wire_message(
     taps: that rows bring."""
     hidden, tables = SHAPE["hidden_size"], [0, 0, 0, int(opens)]
     if opens:
-        settings = np.zeros(16, np.int32)
-        settings[0] = 200
-        settings[2:4].view(np.float32)[:] = 1.0, 0.0
-        tables += [parts[0][0], len(settings), *settings.tolist()]
+        filters = np.array([0.0, 1.0, 0.0, 1.0, 0.0, 0.0], np.float32).view(np.int32)  # from the temperature on
+        tables += [parts[0][0], 200, 0, 0, 0, -1, 0, 0, 0, *filters.tolist(), 0, 0]
     tables.append(len(parts))
     for answer, epoch, start, rows, chooses in parts:
         blocks = range((start + rows + 63) // 64)
@@ -112,7 +110,7 @@ def wire(place: Place, messages: list[bytes], taps: tuple[int, ...] = ()) -> str
     slices = CpuSlices(checkpoint, "float32", "auto", 1, [], kv_memory="1M")
 
     def use() -> None:
-        station = slices.station(1, layers, 0.0, taps)
+        station = slices.station(1, layers, taps)
         out = np.zeros(_native.pass_words(hidden, len(taps)), np.int32)
         try:
             for data in messages:

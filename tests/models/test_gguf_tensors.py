@@ -22,8 +22,8 @@ from gguf_support import (
 
 from ppsd_rt import SamplingParams, _native
 from ppsd_rt.cpu.backend import CpuBackend
+from ppsd_rt.cpu.native import packable
 from ppsd_rt.cpu.packing import pack_model
-from ppsd_rt.cpu.tensors import packable
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models.checkpoint import Checkpoint

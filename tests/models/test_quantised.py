@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from support import tiny_config, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, _native
-from ppsd_rt.cpu.tensors import packable
+from ppsd_rt.cpu.native import packable
 from ppsd_rt.models.checkpoint import Checkpoint, as_float32
 from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.models.stored import Uniform

@@ -4,6 +4,7 @@ import itertools
 import random
 from statistics import mean
 
+import numpy as np
 import pytest
 
 from ppsd_rt._native import testing
@@ -106,10 +107,8 @@ ROWS = {
 
 def pass_seconds(kind, rows):
     """Between the measured ones in steps of four rows."""
-    known = ROWS[kind]
     rows = rows if rows <= 4 else -(-rows // 4) * 4
-    low, high = max(r for r in known if r <= rows), min(r for r in known if r >= rows)
-    return known[low] + (known[high] - known[low]) * (rows - low) / max(high - low, 1)
+    return float(np.interp(rows, [*ROWS[kind]], [*ROWS[kind].values()]))
 
 
 BURST = 0.25, 1.5  # chance that requests are read during a pass, and how many times longer it then takes

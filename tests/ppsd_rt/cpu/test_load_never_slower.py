@@ -5,6 +5,7 @@ The world below stands in for csrc/loop/round.cpp: prompts are read a few rows i
 
 import random
 
+import numpy as np
 import pytest
 
 from ppsd_rt._native import testing
@@ -23,12 +24,7 @@ MARGIN, STAKE, MAY_LOSE, HOPE, POOLED = 1.6, 0.5, 0.02, 0.6, 8.0  # as csrc/loop
 
 def pass_of(table, rows):
     """Straight lines between the numbers of rows that were measured."""
-    known = sorted(table)
-    low = max((r for r in known if r <= rows), default=known[0])
-    high = min((r for r in known if r >= rows), default=known[-1])
-    if low == high:
-        return table[low]
-    return table[low] + (rows - low) / (high - low) * (table[high] - table[low])
+    return float(np.interp(rows, [*table], [*table.values()]))
 
 
 class Answer:

@@ -128,7 +128,7 @@ def test_ctrl_c_leaves_nothing(folder, kept, monkeypatch):
         raise OSError if not released.wait(60) else RuntimeError
 
     released = Event()
-    monkeypatch.setattr(packed, "write", slow)
+    monkeypatch.setattr(_native.Model, "write_packed", slow)
 
     class Interrupted(packed._Writer):
         def join(self, timeout=None):

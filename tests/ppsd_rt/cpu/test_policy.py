@@ -3,6 +3,7 @@
 import random
 from statistics import mean
 
+import numpy as np
 import pytest
 
 from ppsd_rt._native import testing
@@ -16,11 +17,7 @@ HEAD = 0.08  # of a pass, beside the early layers: a draft
 
 
 def pass_of(table, rows):
-    known = sorted(table)
-    low, high = max(r for r in known if r <= rows), min(r for r in known if r >= rows)
-    if low == high:
-        return table[low]
-    return table[low] + (rows - low) / (high - low) * (table[high] - table[low])
+    return float(np.interp(rows, [*table], [*table.values()]))
 
 
 class World:

@@ -120,29 +120,20 @@ def test_rows_bring_along_the_taps_that_they_have_passed(messages):
     assert int(sent[0][16 + int(sent[0][6]) - 1]) == 5 * 64 * 3
 
 
-def _station(folder, taps=(1, 2, 4), first=2, last=LAYERS):
-    slices = CpuSlices(Checkpoint(folder), "float32", "auto", 1, [])
-    return slices.station(first, last, 0.0, taps)
-
-
-def test_a_pass_without_its_taps_is_refused(knowing, messages):
-    _, sent = messages
-    _station(knowing[0]).post(sent[2])
-    for length in (len(sent[2]) - 1, len(sent[1]), len(sent[2]) - 5 * 64):
-        with pytest.raises(RuntimeError, match="malformed"):
-            _station(knowing[0]).post(sent[2][:length])
-
-
-def test_a_verdict_with_other_taps_than_it_says_is_refused(knowing, messages):
+def test_taps_that_are_missing_are_refused(knowing, messages):
+    """Of a pass, and of a verdict that has others than it says."""
     over, sent = messages
-    with pytest.raises(RuntimeError, match="malformed"):
-        over.loop.land(sent[0][:-1])
-    place = 16 + int(sent[0][6]) - 1
+    station = CpuSlices(Checkpoint(knowing[0]), "float32", "auto", 1, []).station(2, LAYERS, (1, 2, 4))
+    station.post(sent[2])
+    verdicts = [sent[0][:-1]]
     for value in (-1, 1 << 30, 64 * 64 * 3 + 1):
-        damaged = sent[0].copy()
-        damaged[place] = value
-        with pytest.raises(RuntimeError, match="malformed"):
-            over.loop.land(damaged)
+        verdicts.append(sent[0].copy())
+        verdicts[-1][16 + int(sent[0][6]) - 1] = value
+    passes = [sent[2][:length] for length in (len(sent[2]) - 1, len(sent[1]), len(sent[2]) - 5 * 64)]
+    for hear, messages in ((station.post, passes), (over.loop.land, verdicts)):
+        for message in messages:
+            with pytest.raises(RuntimeError, match="malformed"):
+                hear(message)
 
 
 @pytest.mark.parametrize("rows", [0, 4, 6])

@@ -10,7 +10,7 @@ from support import EOS, GRAMMARS, PROMPT, VOCAB, write_model
 
 from ppsd_rt import Engine, Grammar, PpsdError, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.ranks import grammars
+from ppsd_rt.ranks import stage
 from ppsd_rt.ranks.backend import RanksBackend
 from ppsd_rt.ranks.control import Kind
 
@@ -76,7 +76,7 @@ class Controls:
     def __init__(self, make):
         self.said, self.failed = [], []
         self.last, self.first = self._end(0), self._end(1)
-        self.told = grammars.AnswerGrammars(self.last, make)
+        self.told = stage.AnswerGrammars(self.last, make)
         slices = SimpleNamespace(dtype="int8", threads=1, blocks=1, bytes=1)
         self.backend = RanksBackend({}, self.first, slices, None, (2, 4), 1, 0.0)
 
@@ -96,14 +96,14 @@ class Controls:
 
 @pytest.fixture
 def controls(folder):
-    return Controls(lambda: grammars.grammars_of(Checkpoint(folder)))
+    return Controls(lambda: stage.grammars_of(Checkpoint(folder)))
 
 
 def test_an_answer_begins_when_the_last_rank_has_compiled(folder, controls):
     number = controls.backend._tell(GRAMMARS["schema"])
     assert controls.said[-1] == (0, [number, ""])
     allowed = np.flatnonzero(controls.told.mask(number).allowed(0, []))
-    tokenizer = grammars.load_tokenizer(folder, VOCAB)
+    tokenizer = stage.load_tokenizer(folder, VOCAB)
     assert {tokenizer.token_bytes(id)[:1] for id in allowed} == {b"{"}
     assert controls.told.mask(number + 1) is None
     again = controls.backend._tell(GRAMMARS["regex"])

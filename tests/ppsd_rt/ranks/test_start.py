@@ -14,12 +14,11 @@ from serve_support import HANG
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.cli.main import main
-from ppsd_rt.errors import PpsdError
-from ppsd_rt.ranks import children
+from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.ranks import connect as connecting
 from ppsd_rt.ranks.connect import INTERFACE, connect
-from ppsd_rt.ranks.launch import RankOptions, join
-from ppsd_rt.ranks.world import World
+from ppsd_rt.ranks.launch import RankOptions, difference, join
+from ppsd_rt.ranks.world import World, find_world, start_children
 
 
 class Still(Clock):
@@ -63,6 +62,45 @@ def free_port():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
+
+
+# -- who a process is --------------------------------------------------------------------------------------------------
+
+
+RANKED = {
+    "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "host0",
+    "MASTER_PORT": "29511",
+}  # fmt: skip
+
+
+def test_the_world_is_what_torchrun_says():
+    assert find_world({}) is None
+    assert find_world({"WORLD_SIZE": "1", "RANK": "0"}) is None
+    assert find_world(RANKED) == World(3, 4, 1, 2, "host0", 29511)
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "fe80::1%eth0"}
+    assert find_world(RANKED | agent) == World(3, 4, 1, 2, "fe80::1%eth0", 29511, hosted=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("WORLD_SIZE", ["two", "0", "-1", "", "9" * 5000, "1e3", "\n2", "２"]),
+        ("RANK", [None, "4", "-1", "first", ""]),
+        ("LOCAL_RANK", ["2", "x"]),
+        ("LOCAL_WORLD_SIZE", ["0", "5", "x"]),
+        ("MASTER_ADDR", [None, "", "a b", "host\nname", "x" * 300]),
+        ("MASTER_PORT", [None, "0", "65536", "-1", "29500x", "9" * 5000]),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_one_line(name, values):
+    for value in values:
+        with pytest.raises(UsageError) as caught:
+            find_world({key: given for key, given in (RANKED | {name: value}).items() if given is not None})
+        line = str(caught.value)
+        assert line.startswith(f"{name} is {'not set' if value is None else ascii(value[:40])}; it is "), line
+        assert "start ranks with torchrun" in line
+        assert line.isprintable()
+        assert len(line) < 200
 
 
 # -- the way to the store ----------------------------------------------------------------------------------------------
@@ -150,6 +188,13 @@ def test_ranks_that_differ_end_with_the_same_line(start, changed, line):
     assert "\n" not in lines[0]
 
 
+def test_devices_that_round_differently_need_a_split():
+    """What is measured may split the model otherwise the next time."""
+    line = difference([{"kind of device": "avx512"}, {"kind of device": "avx512"}, {"kind of device": "avx2"}])
+    assert str(line).startswith("rank 2 has kind of device avx2, rank 0 has avx512: they round differently")
+    assert str(line).endswith("give it with --stages")
+
+
 def test_a_split_that_cannot_be_ends_all(start):
     lines = start({rank: {"exit_head": "norm:3"} for rank in range(3)}, ranks=range(3), size=3)
     assert lines == ["rank 0: 1 layers after the exit head do not go to 2 ranks"] * 3
@@ -215,8 +260,8 @@ def test_what_ends_ranks_of_one_command_is_one_line(folder, tmp_path):
 
 
 def test_nobody_can_take_the_port_of_ranks_before_they_meet(monkeypatch):
-    monkeypatch.setattr(children, "Child", lambda rank, argv, environment: environment["MASTER_PORT"])
-    world, (port,) = children.start(2, [])
+    monkeypatch.setattr("ppsd_rt.ranks.world.Child", lambda rank, argv, environment: environment["MASTER_PORT"])
+    world, (port,) = start_children(2, [])
     assert port == str(world.port)
     with socket.socket(fileno=world.listening), pytest.raises(OSError, match="in use"):
         socket.create_server(("127.0.0.1", world.port))
@@ -232,7 +277,7 @@ def test_nobody_can_take_the_port_of_ranks_before_they_meet(monkeypatch):
     ids=str,
 )
 def test_what_is_wrong_is_said_before_a_rank_is_started(options, said, monkeypatch, capsys):
-    monkeypatch.setattr("ppsd_rt.ranks.children.Child", lambda *_: pytest.fail("a rank was started"))
+    monkeypatch.setattr("ppsd_rt.ranks.world.Child", lambda *_: pytest.fail("a rank was started"))
     assert main(options) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1

@@ -1,6 +1,10 @@
-"""A checkpoint's tensors as the C++ extension takes them."""
+"""The C++ extension: a checkpoint's tensors as it takes them, and what it says where it fails, as one line."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .. import _native
+from ..errors import PpsdError
 from ..models.checkpoint import Checkpoint
 from ..models.stored import Array
 
@@ -25,3 +29,16 @@ def four_bits(checkpoint: Checkpoint, name: str) -> _native.Blocks:
     matrix = checkpoint.quantised(name)
     assert matrix is not None
     return _native.Blocks(matrix.blocks(), "Q4_1", matrix.q.shape[1])
+
+
+@contextmanager
+def one_line(what: str, threads: int, mend: str = "free some, or choose a smaller --dtype") -> Iterator[None]:
+    """PpsdError for what the extension says, or lacks to `what`; mend: what helps against a lack of memory."""
+    try:
+        yield
+    except MemoryError:
+        raise PpsdError(f"not enough memory to {what}: {mend}") from None
+    except _native.NoThread as error:
+        raise PpsdError(f"cannot {what} with {threads} threads: {error}") from None
+    except RuntimeError as error:
+        raise PpsdError(f"cannot {what}: {error}") from None
