@@ -34,10 +34,11 @@ from ppsd_rt import _native
 from ppsd_rt.bench.cli.bench import evaluation_text, print_report, run_facts
 from ppsd_rt.bench.cli.eval import COLUMNS as EVALUATION_COLUMNS
 from ppsd_rt.bench.cli.eval import evaluate, windows
-from ppsd_rt.bench.cli.options import list_of, positive
+from ppsd_rt.bench.cli.options import positive
 from ppsd_rt.bench.report import Report, columns, medians
 from ppsd_rt.bench.spread import Bandwidth, Spread, take_turns
 from ppsd_rt.cli.progress import progress_bar
+from ppsd_rt.cli.values import several
 from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.files import is_gguf
@@ -152,7 +153,7 @@ def print_with_summary(report: Report, output: str) -> None:
 
 def main() -> int:
     args = _arguments()
-    names, absent = at_hand(args.engines or list_of(engine_and_format)(QUALITY if args.quality else ENGINES))
+    names, absent = at_hand(args.engines or several(engine_and_format)(QUALITY if args.quality else ENGINES))
     models = {name: model_for(args.model, *name) for name in names}
     context = max(args.prompt_tokens) + max(args.max_tokens) if not args.quality else args.window
     facts = run_facts("peers", args.model) | {"command": " ".join(["python", *sys.argv]), "absent": absent}
@@ -318,10 +319,10 @@ def engine_and_format(text: str) -> tuple[str, str]:
 def common_arguments(doc: str | None, engines: str, threads: list[int], repeats: int) -> argparse.ArgumentParser:
     """What every comparison with others takes, and what it is by default; peers.parse() reads it."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    numbers = list_of(positive)
+    numbers = several(positive)
     shown = ",".join(map(str, threads))
     parser.add_argument("-m", "--model", default="smollm2-135m")
-    parser.add_argument("--engines", type=list_of(engine_and_format), help=f"ENGINE:FORMAT,... [{engines}]")
+    parser.add_argument("--engines", type=several(engine_and_format), help=f"ENGINE:FORMAT,... [{engines}]")
     parser.add_argument("-t", "--threads", type=numbers, default=threads, help=f"[{shown}]")
     parser.add_argument("-r", "--repeats", type=positive, default=repeats, help=f"[{repeats}]")
     parser.add_argument("-o", "--output", choices=("table", "md", "csv", "json", "jsonl"), default="table")
@@ -336,7 +337,7 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def _arguments() -> argparse.Namespace:
-    numbers = list_of(positive)
+    numbers = several(positive)
     threads = sorted({1, min(2, len(_native.usable_cores()))})
     parser = common_arguments(__doc__, ENGINES, threads, repeats=5)
     parser.add_argument("-p", "--prompt-tokens", type=numbers, default=[64, 512], help="[64,512]")

@@ -22,11 +22,12 @@ from peers import Worker, at_hand, common_arguments, engine_and_format, model_fo
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.bench.cli.bench import run_facts
-from ppsd_rt.bench.cli.options import list_of, positive
+from ppsd_rt.bench.cli.options import positive
 from ppsd_rt.bench.cli.prompt_files import first_of_each_family, read_prompts
 from ppsd_rt.bench.report import Report, columns, medians
 from ppsd_rt.bench.spread import Spread, take_turns
 from ppsd_rt.cli.progress import progress_bar
+from ppsd_rt.cli.values import several
 
 ENGINES = "ppsd-rt:int8+auto,ppsd-rt:int8,llama.cpp:Q8_0,llama.cpp:IQ4_NL"
 
@@ -56,7 +57,7 @@ class Case:
 
 def main() -> int:
     args = _arguments()
-    names, absent = at_hand(args.engines or list_of(engine_and_format)(ENGINES))
+    names, absent = at_hand(args.engines or several(engine_and_format)(ENGINES))
     prompts = _prompts(args)
     context = max(len(prompt) + tokens for prompt, tokens in prompts)
     facts = run_facts("peers-prompts", args.model)

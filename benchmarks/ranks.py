@@ -23,9 +23,9 @@ from typing import Any
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.backend import Oracle, RunOptions
-from ppsd_rt.bench.cli.options import list_of
 from ppsd_rt.bench.cli.prompt_files import first_of_each_family, read_prompts
 from ppsd_rt.cli.info import machine
+from ppsd_rt.cli.values import several
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadInfo, save_head
 from ppsd_rt.models.resolve import resolve_model
@@ -161,9 +161,9 @@ def parsed(options: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default="smollm2-135m")
     parser.add_argument("--stages", type=lambda text: list(map(int, text.split(","))), help="layers of each rank")
-    parser.add_argument("--acceptance", type=list_of(float), default=[0.6, 0.8, 0.9])
-    parser.add_argument("--link-ms", type=list_of(float), default=[0.0])
-    parser.add_argument("--schedules", type=list_of(str), default=["plain", "ppsd", "elastic"])
+    parser.add_argument("--acceptance", type=several(float), default=[0.6, 0.8, 0.9])
+    parser.add_argument("--link-ms", type=several(float), default=[0.0])
+    parser.add_argument("--schedules", type=several(str), default=["plain", "ppsd", "elastic"])
     parser.add_argument("-n", "--tokens", type=int, default=192)
     parser.add_argument("-r", "--repeats", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=2, help="of the oracle")

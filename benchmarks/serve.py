@@ -43,11 +43,12 @@ from peers import FILE, model_for, print_with_summary
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.bench.cli.bench import run_facts
-from ppsd_rt.bench.cli.options import list_of, positive
+from ppsd_rt.bench.cli.options import positive
 from ppsd_rt.bench.cli.prompt_files import read_prompts
 from ppsd_rt.bench.report import Report, columns, medians
 from ppsd_rt.bench.spread import Spread, take_turns
 from ppsd_rt.cli.progress import progress_bar
+from ppsd_rt.cli.values import several
 from ppsd_rt.generation import Committed
 
 # The same prompts come again with every repeat: what `recycle` counted in the first would answer the second.
@@ -356,12 +357,12 @@ def _name(text: str) -> str:
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names: Callable[[str], list[str]] = list_of(_name)
+    names: Callable[[str], list[str]] = several(_name)
     add = partial(parser.add_argument, type=positive)
     parser.add_argument("-m", "--model", default="smollm2-135m")
     parser.add_argument("--exit-head", default="auto", help="of ours [auto]")
     parser.add_argument("--engines", type=names, default=names(ENGINES), help=f"[{ENGINES}]")
-    parser.add_argument("--clients", type=list_of(positive), default=[1, 2, 4, 8, 16, 32], help="[1,2,4,8,16,32]")
+    parser.add_argument("--clients", type=several(positive), default=[1, 2, 4, 8, 16, 32], help="[1,2,4,8,16,32]")
     add("--requests", default=64, help="in all, whatever the number of clients [64]")
     add("-n", "--max-tokens", default=128, help="of every answer [128]")
     add("-t", "--threads", help="of every engine [one for each core]")

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from rank_support import Pipeline, Processes, ids_of
+from rank_support import Pipeline, ids_of
 from serve_support import HANG, serving
 from support import EOS, drafts_of, slow, tiny_head, tiny_model, write_model
 
@@ -529,13 +530,11 @@ def test_rank_0_keeps_and_drafts_with_the_head_of_the_folder(folder, heads, chec
     kept = tmp_path / "kept"
     load(folder, heads[0], learn=kept).close()
     use(kept, heads[1], checkpoint, heads[0])
-    options = ["-m", str(folder), "--exit-head", str(heads[0]), "--dtype", "float32", "-n", "60", "--threads", "1"]
-    ranks = Processes(2, [*options, "--learn", str(kept), "--json", "--schedule", FIXED, "Why?"], tmp_path)
-    try:
-        assert ranks.wait(HANG) == [0, 0], ranks.lines()
-    finally:
-        ranks.close()
-    said, drafts = json.loads(ranks.output()), []
+    command = [sys.executable, "-m", "ppsd_rt", "--ranks", "2", "-m", str(folder), "--exit-head", str(heads[0])]
+    command += ["--dtype", "float32", "-n", "60", "--threads", "1", "--learn", str(kept), "--json", "--schedule", FIXED]
+    ranks = subprocess.run([*command, "Why?"], capture_output=True, text=True, timeout=HANG)
+    assert ranks.returncode == 0, ranks.stderr
+    said, drafts = json.loads(ranks.stdout), []
     ((record, _),) = read_records(kept, 259)
     assert record.ids[record.answer :].tolist() == said["ids"]
     for head in heads[:2]:
