@@ -28,8 +28,6 @@ enum WireFlags : int32_t { kWireFeedback = 1, kWireTrace = 2 };
 
 [[noreturn]] void malformed() { throw std::runtime_error("a pass is malformed"); }
 
-constexpr size_t kWord = 4;   // bytes
-
 // -- tables: one word after the other. A Writer and a Reader have the same functions, so that what they are of is said once. --
 
 class Writer {
@@ -37,7 +35,7 @@ class Writer {
   explicit Writer(int32_t* out) : at_(out), end_(out + kPassTables) {}
   template <class Value>
   void value(const Value& value) {   // of four or eight bytes
-    const size_t words = sizeof value / kWord;
+    const size_t words = sizeof value / 4;
     if (size_t(end_ - at_) < words) throw std::logic_error("a pass has more tables than a message has room for");
     std::memcpy(at_, &value, sizeof value);
     at_ += words;
@@ -63,7 +61,7 @@ class Reader {
   Reader(const int32_t* begin, size_t words) : at_(begin), end_(begin + words) {}
   template <class Value>
   void value(Value& value) {
-    const size_t words = sizeof value / kWord;
+    const size_t words = sizeof value / 4;
     if (size_t(end_ - at_) < words) malformed();
     std::memcpy(&value, at_, sizeof value);
     at_ += words;
